@@ -1,0 +1,9 @@
+//! The pod: holds the order of streams, makes records durable, writes table files.
+//!
+//! *Owns*: admission, the offset gate, decoding, the write-ahead log, Parquet files, Delta commits.
+//! *Does not own*: producers' protocols and placement (`gateway`), words that both sides share (`shared`).
+
+pub mod table;
+pub mod decode;
+pub mod wal;
+pub mod stream;

@@ -1,0 +1,3 @@
+//! Streams as this pod holds them.
+
+pub mod progress;

@@ -1,0 +1,3 @@
+//! Tables.
+
+pub mod batch;

@@ -1,0 +1,317 @@
+//! Batches: records of one table sealed together, the unit of durability.
+//!
+//! A batch is its rows (Arrow) and its runs: which offsets of which stream those rows are. The same bytes go to
+//! the log and, from memory or from there, to Parquet: records are decoded once in their life.
+//!
+//! *Owns*: the batch, its bytes in the log.
+//! *Does not own*: when a batch is sealed (`lane`), what a table makes of it (`table/home`).
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use arrow::error::ArrowError;
+use arrow::ipc::reader::StreamDecoder;
+use arrow::ipc::writer::{IpcWriteOptions, StreamWriter};
+use bytes::Bytes;
+use prost::Message;
+use sluice_shared::ids::{OffsetRange, SchemaId, SessionId, StreamId, TableId, TableName};
+
+/// A record that does not fit its table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Its offset in the stream.
+    pub offset: u64,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// Why a record does not fit its table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reason {
+    /// Stable, machine-readable, `snake_case`: `not_json`, `wrong_type`, `missing_value`, `unknown_field`,
+    /// `out_of_range`, `record_too_large`.
+    pub code: &'static str,
+    /// The column to blame, dotted for nested ones.
+    pub column: Option<String>,
+    /// For people; at most a few hundred characters.
+    pub message: String,
+}
+
+/// Consecutive offsets of one stream in a batch. Its rows are `offsets` less the refused ones, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// The stream.
+    pub stream: StreamId,
+    /// Whose records these are: runs are equal by offset only within one session.
+    pub session: SessionId,
+    /// Which offsets.
+    pub offsets: OffsetRange,
+    /// Those of them without a row, by rising offset.
+    pub refused: Vec<Refusal>,
+}
+
+impl Run {
+    /// How many rows of the batch are this run's.
+    pub fn rows(&self) -> usize {
+        usize::try_from(self.offsets.count()).expect("a run fits in memory") - self.refused.len()
+    }
+}
+
+/// Records of one table, of many streams, sealed together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Batch {
+    /// The table's name when the batch was sealed.
+    pub table: TableName,
+    /// The table itself: a table made anew under the old name is another.
+    pub table_id: TableId,
+    /// The schema that the records were decoded to.
+    pub schema_id: SchemaId,
+    /// When the batch was sealed, µs since 1970-01-01 UTC.
+    pub ingested_at_us: i64,
+    /// Whose rows: the chunks' rows are those of run 0, then of run 1, and so on.
+    pub runs: Vec<Run>,
+    /// The producers' columns as the table has them, without the system columns. All chunks have one schema.
+    pub chunks: Vec<RecordBatch>,
+    /// The chunks' schema; there may be no chunk.
+    pub schema: SchemaRef,
+}
+
+/// Why bytes are no batch.
+#[derive(Debug, thiserror::Error)]
+pub enum BatchError {
+    /// The header is cut short or garbled.
+    #[error("batch header: {0}")]
+    Header(String),
+    /// The rows are.
+    #[error("batch rows")]
+    Rows(#[from] ArrowError),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Header {
+    #[prost(string, tag = "1")]
+    table: String,
+    #[prost(string, tag = "2")]
+    table_id: String,
+    #[prost(uint64, tag = "3")]
+    schema_id: u64,
+    #[prost(int64, tag = "4")]
+    ingested_at_us: i64,
+    #[prost(message, repeated, tag = "5")]
+    runs: Vec<RunHeader>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RunHeader {
+    #[prost(string, tag = "1")]
+    stream: String,
+    #[prost(uint64, tag = "2")]
+    session: u64,
+    #[prost(uint64, tag = "3")]
+    first_offset: u64,
+    #[prost(uint64, tag = "4")]
+    count: u64,
+    #[prost(message, repeated, tag = "5")]
+    refused: Vec<RefusalHeader>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RefusalHeader {
+    #[prost(uint64, tag = "1")]
+    offset: u64,
+    #[prost(string, tag = "2")]
+    code: String,
+    #[prost(string, optional, tag = "3")]
+    column: Option<String>,
+    #[prost(string, tag = "4")]
+    message: String,
+}
+
+/// The codes that a refusal can have; what an older log holds besides is read as the last.
+const REASON_CODES: [&str; 7] = [
+    "not_json",
+    "wrong_type",
+    "missing_value",
+    "unknown_field",
+    "out_of_range",
+    "record_too_large",
+    "refused",
+];
+
+impl Batch {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.chunks.iter().map(RecordBatch::num_rows).sum()
+    }
+
+    /// Bytes that the rows hold in memory.
+    pub fn memory_bytes(&self) -> usize {
+        let runs = self.runs.len() * size_of::<Run>();
+        self.chunks.iter().map(RecordBatch::get_array_memory_size).sum::<usize>() + runs
+    }
+
+    /// The batch's bytes, in parts that belong one after the other: header length and header, then the rows as
+    /// one Arrow IPC stream.
+    ///
+    /// # Errors
+    /// Where a column cannot be written as Arrow IPC.
+    pub fn encode(&self) -> Result<Vec<Bytes>, ArrowError> {
+        let header = self.header().encode_to_vec();
+        let mut head = Vec::with_capacity(4 + header.len());
+        head.extend_from_slice(&u32::try_from(header.len()).expect("a header is small").to_le_bytes());
+        head.extend_from_slice(&header);
+        let mut rows = Vec::with_capacity(self.memory_bytes() + 1024);
+        let options = IpcWriteOptions::default();
+        let mut writer = StreamWriter::try_new_with_options(&mut rows, &self.schema, options)?;
+        for chunk in &self.chunks {
+            writer.write(chunk)?;
+        }
+        writer.finish()?;
+        drop(writer);
+        Ok(vec![head.into(), rows.into()])
+    }
+
+    /// Reads a batch back without copying its rows.
+    ///
+    /// # Errors
+    /// Where the bytes are none that `encode` makes.
+    pub fn decode(bytes: Bytes) -> Result<Self, BatchError> {
+        let cut_short = || BatchError::Header("cut short".to_owned());
+        let length = bytes.get(..4).ok_or_else(cut_short)?.try_into().expect("four bytes");
+        let rows_at = 4 + u32::from_le_bytes(length) as usize;
+        let header = bytes.get(4..rows_at).ok_or_else(cut_short)?;
+        let header = Header::decode(header).map_err(|error| BatchError::Header(error.to_string()))?;
+        let (schema, chunks) = decode_rows(bytes.slice(rows_at..))?;
+        let batch = Self {
+            table: header.table.parse().map_err(|error| BatchError::Header(format!("{error}")))?,
+            table_id: TableId(header.table_id.into()),
+            schema_id: SchemaId(header.schema_id),
+            ingested_at_us: header.ingested_at_us,
+            runs: header.runs.into_iter().map(Run::try_from).collect::<Result<_, _>>()?,
+            chunks,
+            schema,
+        };
+        let rows: usize = batch.runs.iter().map(Run::rows).sum();
+        if rows != batch.rows() {
+            return Err(BatchError::Header(format!(
+                "{rows} rows in its runs, {} in its chunks",
+                batch.rows()
+            )));
+        }
+        Ok(batch)
+    }
+
+    fn header(&self) -> Header {
+        let runs = self.runs.iter().map(|run| RunHeader {
+            stream: run.stream.as_str().to_owned(),
+            session: run.session.0,
+            first_offset: run.offsets.start,
+            count: run.offsets.count(),
+            refused: run.refused.iter().map(refusal_header).collect(),
+        });
+        Header {
+            table: self.table.as_str().to_owned(),
+            table_id: self.table_id.0.as_ref().to_owned(),
+            schema_id: self.schema_id.0,
+            ingested_at_us: self.ingested_at_us,
+            runs: runs.collect(),
+        }
+    }
+}
+
+fn decode_rows(rows: Bytes) -> Result<(SchemaRef, Vec<RecordBatch>), BatchError> {
+    let mut rows = arrow::buffer::Buffer::from(rows);
+    let mut decoder = StreamDecoder::new();
+    let mut chunks = Vec::new();
+    while let Some(chunk) = decoder.decode(&mut rows)? {
+        chunks.push(chunk);
+    }
+    decoder.finish()?;
+    let schema = decoder.schema().ok_or_else(|| BatchError::Header("no schema".to_owned()))?;
+    Ok((schema, chunks))
+}
+
+impl TryFrom<RunHeader> for Run {
+    type Error = BatchError;
+
+    fn try_from(header: RunHeader) -> Result<Self, BatchError> {
+        let invalid = |what: &str| BatchError::Header(format!("run of {:?}: {what}", header.stream));
+        let offsets = OffsetRange::from_count(header.first_offset, header.count);
+        let offsets = offsets.ok_or_else(|| invalid("offsets overflow"))?;
+        let refused: Vec<Refusal> = header.refused.iter().map(refusal).collect();
+        let rising = refused.windows(2).all(|pair| pair[0].offset < pair[1].offset);
+        if !rising || refused.iter().any(|refusal| !offsets.contains(refusal.offset)) {
+            return Err(invalid("refused offsets outside of the run, or not rising"));
+        }
+        let stream = header.stream.parse().map_err(|error| invalid(&format!("{error}")))?;
+        Ok(Self { stream, session: SessionId(header.session), offsets, refused })
+    }
+}
+
+fn refusal_header(refusal: &Refusal) -> RefusalHeader {
+    RefusalHeader {
+        offset: refusal.offset,
+        code: refusal.reason.code.to_owned(),
+        column: refusal.reason.column.clone(),
+        message: refusal.reason.message.clone(),
+    }
+}
+
+fn refusal(header: &RefusalHeader) -> Refusal {
+    let code = REASON_CODES.iter().find(|code| **code == header.code).unwrap_or(&"refused");
+    let reason = Reason { code, column: header.column.clone(), message: header.message.clone() };
+    Refusal { offset: header.offset, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{Int64Array, StringArray};
+    use arrow::datatypes::{DataType, Field, Schema};
+
+    use super::*;
+
+    fn sample(chunk_rows: &[usize]) -> Batch {
+        let fields = vec![Field::new("n", DataType::Int64, false), Field::new("text", DataType::Utf8, true)];
+        let schema = Arc::new(Schema::new(fields));
+        let chunk = |rows: &usize| {
+            let numbers = Int64Array::from_iter_values(0..*rows as i64);
+            let texts: StringArray = (0..*rows).map(|n| (n % 3 > 0).then(|| n.to_string())).collect();
+            RecordBatch::try_new(schema.clone(), vec![Arc::new(numbers), Arc::new(texts)]).expect("fits")
+        };
+        let rows: usize = chunk_rows.iter().sum();
+        let reason = Reason { code: "wrong_type", column: Some("n".into()), message: "not a number".into() };
+        let refused = vec![Refusal { offset: 10, reason }];
+        let offsets = OffsetRange::from_count(10, rows as u64 + 1).expect("fits");
+        let stream = StreamId::ephemeral();
+        Batch {
+            table: "t".parse().expect("valid"),
+            table_id: TableId("some-id".into()),
+            schema_id: SchemaId(3),
+            ingested_at_us: 1_700_000_000_000_000,
+            runs: vec![Run { stream, session: SessionId(1), offsets, refused }],
+            chunks: chunk_rows.iter().map(chunk).collect(),
+            schema,
+        }
+    }
+
+    fn joined(batch: &Batch) -> Bytes {
+        batch.encode().expect("encodes").concat().into()
+    }
+
+    #[test]
+    fn a_batch_comes_back_from_its_bytes() {
+        for chunk_rows in [&[][..], &[5], &[3, 0, 4]] {
+            let batch = sample(chunk_rows);
+            assert_eq!(Batch::decode(joined(&batch)).expect("own bytes"), batch);
+        }
+    }
+
+    #[test]
+    fn bytes_cut_short_are_no_batch() {
+        let whole = joined(&sample(&[5]));
+        for end in [0, 3, 10, whole.len() / 2] {
+            assert!(Batch::decode(whole.slice(..end)).is_err(), "{end} bytes");
+        }
+    }
+}

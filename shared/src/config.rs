@@ -1,0 +1,248 @@
+//! Configuration: sizes with units, and one way to load a documented struct from a TOML file and the environment.
+//!
+//! *Owns*: parsing, merging (defaults, file, `SLUICE_…` environment, then flags by the caller), unknown keys.
+//! *Does not own*: the structs; each program has one, with a `validate`.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// A number of bytes, written like `64MiB`, `10MB` or `4096`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "ByteSizeText", into = "String")]
+pub struct ByteSize(pub u64);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ByteSizeText {
+    Number(u64),
+    Text(String),
+}
+
+const UNITS: [(&str, u64); 9] = [
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+    ("KB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+    ("B", 1),
+];
+
+impl ByteSize {
+    /// `n` MiB.
+    pub const fn mib(n: u64) -> Self {
+        Self(n << 20)
+    }
+
+    /// As an index or length in memory.
+    pub fn as_usize(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let text = text.trim();
+        let (number, unit) = UNITS
+            .iter()
+            .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
+            .unwrap_or((text, 1));
+        let bytes = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+        bytes.map(Self).ok_or_else(|| ConfigError::Size(text.to_owned()))
+    }
+}
+
+impl TryFrom<ByteSizeText> for ByteSize {
+    type Error = ConfigError;
+
+    fn try_from(text: ByteSizeText) -> Result<Self, ConfigError> {
+        match text {
+            ByteSizeText::Number(bytes) => Ok(Self(bytes)),
+            ByteSizeText::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = UNITS[..4].iter().rev().find(|(_, unit)| self.0 >= *unit && self.0.is_multiple_of(*unit));
+        match unit {
+            Some((name, unit)) => write!(f, "{}{name}", self.0 / unit),
+            None => write!(f, "{}B", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<ByteSize> for String {
+    fn from(size: ByteSize) -> Self {
+        size.to_string()
+    }
+}
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// No number of bytes.
+    #[error("{0:?} is not a size: write a whole number of bytes, or one with a unit, such as 64MiB")]
+    Size(String),
+    /// The file cannot be read.
+    #[error("cannot read configuration {path}")]
+    Read {
+        /// Which file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Not TOML, a wrong type, or an unknown key.
+    #[error("configuration {origin}: {message}")]
+    Parse {
+        /// Which file or variable.
+        origin: String,
+        /// Why, with the line, and the nearest known key for an unknown one.
+        message: String,
+    },
+    /// Values that do not fit together.
+    #[error("configuration: {0}")]
+    Relation(String),
+}
+
+/// Loads a configuration: the file where there is one, with the environment on top. Keys that are set
+/// nowhere keep their defaults (`#[serde(default, deny_unknown_fields)]` on the struct).
+///
+/// `SLUICE_WAL__SEGMENT_BYTES=8MiB` sets `segment_bytes` in `[wal]`; values are TOML where they parse as
+/// such, text otherwise. Only variables whose first part is a key in `sections` are read, so that other
+/// programs' variables do no harm.
+///
+/// # Errors
+/// An unreadable file, broken TOML, wrong types, unknown keys.
+pub fn load<T: DeserializeOwned>(file: Option<&Path>, sections: &[&str]) -> Result<T, ConfigError> {
+    let mut table = match file {
+        None => toml::Table::new(),
+        Some(path) => {
+            let origin = path.display().to_string();
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| ConfigError::Read { path: origin.clone(), source })?;
+            // Read into the struct as well, so that an error names the line.
+            toml::from_str::<T>(&text).map_err(|error| parse_error(&origin, &error))?;
+            toml::from_str(&text).map_err(|error| parse_error(&origin, &error))?
+        }
+    };
+    for (key, value) in environment() {
+        let path: Vec<String> = key.split("__").map(str::to_ascii_lowercase).collect();
+        if sections.contains(&path[0].as_str()) {
+            set(&mut table, &path, value);
+        }
+    }
+    T::deserialize(toml::Value::Table(table)).map_err(|error| parse_error("(file and environment)", &error))
+}
+
+#[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+fn environment() -> Vec<(String, String)> {
+    std::env::vars()
+        .filter_map(|(key, value)| Some((key.strip_prefix("SLUICE_")?.to_owned(), value)))
+        .collect()
+}
+
+fn set(table: &mut toml::Table, path: &[String], text: String) {
+    let [key, rest @ ..] = path else { return };
+    if rest.is_empty() {
+        let parsed = toml::from_str::<toml::Table>(&format!("value = {text}"));
+        let value = parsed.ok().and_then(|mut table| table.remove("value"));
+        table.insert(key.clone(), value.unwrap_or(toml::Value::String(text)));
+        return;
+    }
+    let below = table.entry(key.clone()).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+    if let toml::Value::Table(below) = below {
+        set(below, rest, text);
+    }
+}
+
+fn parse_error(origin: &str, error: &toml::de::Error) -> ConfigError {
+    let mut message = error.to_string().trim_end().to_owned();
+    if let Some(nearest) = nearest_known(&message) {
+        message.push_str(&format!("\ndid you mean `{nearest}`?"));
+    }
+    ConfigError::Parse { origin: origin.to_owned(), message }
+}
+
+/// From serde's ``unknown field `x`, expected one of `a`, `b` ``, the expected one that is nearest to `x`.
+fn nearest_known(message: &str) -> Option<&str> {
+    let rest = &message[message.find("unknown field")?..];
+    let mut quoted = rest.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    quoted.min_by_key(|known| distance(unknown, known)).filter(|known| distance(unknown, known) <= 4)
+}
+
+/// Levenshtein's edit distance (V. Levenshtein, 1966), by rows.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    #[allow(dead_code, reason = "only its parsing is tested")]
+    struct Sample {
+        segment_bytes: Option<ByteSize>,
+        lanes: u32,
+    }
+
+    fn loaded(text: &str) -> Result<Sample, ConfigError> {
+        let mut file = tempfile::NamedTempFile::new().expect("temporary file");
+        file.write_all(text.as_bytes()).expect("written");
+        load(Some(file.path()), &[])
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in [("64MiB", 64 << 20), ("10MB", 10_000_000), ("4096", 4096), ("1 GiB", 1 << 30)] {
+            assert_eq!(text.parse::<ByteSize>().expect(text).0, bytes);
+        }
+        assert!("-1".parse::<ByteSize>().is_err());
+        assert!("99999999TiB".parse::<ByteSize>().is_err());
+        assert_eq!(ByteSize(3 << 20).to_string(), "3MiB");
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_the_nearest_known_one() {
+        let error = loaded("lanes = 2\nsegment_byte = '1MiB'\n").expect_err("unknown key").to_string();
+        assert!(error.contains("did you mean `segment_bytes`?"), "{error}");
+        assert!(error.contains("line 2"), "{error}");
+    }
+
+    #[test]
+    fn missing_keys_keep_their_defaults() {
+        let sample = loaded("segment_bytes = '1MiB'\n").expect("valid");
+        assert_eq!((sample.segment_bytes, sample.lanes), (Some(ByteSize::mib(1)), 0));
+    }
+}

@@ -1,0 +1,225 @@
+//! What a caller should do about a failure: one kind, named for the remedy, with its form on every wire.
+//!
+//! *Owns*: `ErrorKind`, `Error`, and their maps to gRPC, HTTP and WebSocket codes.
+//! *Does not own*: the causes; each module has its own error type and converts at the boundary.
+//! Keeps P8's half of "named": an error says what, where and how to mend it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest message that goes to a producer, in characters; longer ones are cut.
+pub const MESSAGE_CHARS_MAX: usize = 1024;
+
+/// Named for what the caller should do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ErrorKind {
+    /// Fix the request: sending it again cannot help.
+    Invalid,
+    /// Present a valid credential.
+    Unauthorized,
+    /// Create it, or mend the name.
+    NotFound,
+    /// Slow down; `retry_after` says for how long.
+    Busy,
+    /// Try again: nothing is wrong with the request.
+    Unavailable,
+    /// Stop: a newer session owns this stream.
+    Fenced,
+    /// Report it: a bug or a broken invariant.
+    Internal,
+}
+
+impl ErrorKind {
+    /// Whether the same request may succeed later.
+    pub fn is_retryable(self) -> bool {
+        matches!(self, Self::Busy | Self::Unavailable)
+    }
+
+    /// HTTP status.
+    pub fn http_status(self) -> u16 {
+        match self {
+            Self::Invalid => 400,
+            Self::Unauthorized => 401,
+            Self::NotFound => 404,
+            Self::Busy => 429,
+            Self::Unavailable => 503,
+            Self::Fenced => 409,
+            Self::Internal => 500,
+        }
+    }
+
+    /// WebSocket close code (RFC 6455 section 7.4; 4000 and up are ours).
+    pub fn websocket_close_code(self) -> u16 {
+        match self {
+            Self::Invalid => 1008,
+            Self::Unauthorized => 4401,
+            Self::NotFound => 4404,
+            Self::Busy => 1013,
+            Self::Unavailable => 1012,
+            Self::Fenced => 4409,
+            Self::Internal => 1011,
+        }
+    }
+
+    fn grpc_code(self) -> tonic::Code {
+        match self {
+            Self::Invalid => tonic::Code::InvalidArgument,
+            Self::Unauthorized => tonic::Code::Unauthenticated,
+            Self::NotFound => tonic::Code::NotFound,
+            Self::Busy => tonic::Code::ResourceExhausted,
+            Self::Unavailable => tonic::Code::Unavailable,
+            Self::Fenced => tonic::Code::Aborted,
+            Self::Internal => tonic::Code::Internal,
+        }
+    }
+
+    fn from_grpc_code(code: tonic::Code) -> Self {
+        match code {
+            tonic::Code::InvalidArgument | tonic::Code::OutOfRange => Self::Invalid,
+            tonic::Code::Unauthenticated | tonic::Code::PermissionDenied => Self::Unauthorized,
+            tonic::Code::NotFound => Self::NotFound,
+            tonic::Code::ResourceExhausted => Self::Busy,
+            tonic::Code::Aborted => Self::Fenced,
+            // What the transport itself reports (reset, refused, cancelled, unknown) is worth another try elsewhere.
+            tonic::Code::Unavailable
+            | tonic::Code::Cancelled
+            | tonic::Code::Unknown
+            | tonic::Code::DeadlineExceeded => Self::Unavailable,
+            _ => Self::Internal,
+        }
+    }
+}
+
+/// A failure as it is told to a caller, the same on every wire.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    /// What the caller should do.
+    pub kind: ErrorKind,
+    /// Stable, machine-readable cause in `snake_case`, such as `table_not_found`.
+    pub code: String,
+    /// What was attempted on what, why it failed, and how to mend it.
+    pub message: String,
+    /// Whether the same request may succeed later.
+    pub retryable: bool,
+    /// How long to wait before the next try.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+    /// The offset to blame, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u64>,
+    /// The column to blame, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub column: Option<String>,
+}
+
+impl Error {
+    /// An error of `kind` with a stable `code`.
+    pub fn new(kind: ErrorKind, code: &str, message: impl Into<String>) -> Self {
+        let mut message = message.into();
+        if let Some((end, _)) = message.char_indices().nth(MESSAGE_CHARS_MAX) {
+            message.truncate(end);
+            message.push('…');
+        }
+        let (code, retryable) = (code.to_owned(), kind.is_retryable());
+        Self { kind, code, message, retryable, retry_after_ms: None, offset: None, column: None }
+    }
+
+    /// The request is wrong.
+    pub fn invalid(code: &str, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, code, message)
+    }
+
+    /// The thing does not exist.
+    pub fn not_found(code: &str, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NotFound, code, message)
+    }
+
+    /// Out of room for now.
+    pub fn busy(code: &str, message: impl Into<String>, retry_after: Duration) -> Self {
+        let retry_after_ms = Some(u64::try_from(retry_after.as_millis()).unwrap_or(u64::MAX));
+        Self { retry_after_ms, ..Self::new(ErrorKind::Busy, code, message) }
+    }
+
+    /// Not reachable for now.
+    pub fn unavailable(code: &str, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, code, message)
+    }
+
+    /// A newer session owns the stream.
+    pub fn fenced(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Fenced, "fenced", message)
+    }
+
+    /// A bug or a broken invariant.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Internal, "internal", message)
+    }
+
+    /// Blames a record.
+    #[must_use]
+    pub fn at_offset(mut self, offset: u64) -> Self {
+        self.offset = Some(offset);
+        self
+    }
+
+    /// Blames a column.
+    #[must_use]
+    pub fn at_column(mut self, column: impl Into<String>) -> Self {
+        self.column = Some(column.into());
+        self
+    }
+}
+
+impl From<crate::ids::InvalidName> for Error {
+    fn from(error: crate::ids::InvalidName) -> Self {
+        let code = match error.what {
+            "table name" => "invalid_table_name",
+            "stream name" => "invalid_stream_name",
+            _ => "invalid_name",
+        };
+        Self::invalid(code, error.to_string())
+    }
+}
+
+impl From<Error> for tonic::Status {
+    fn from(error: Error) -> Self {
+        let details = serde_json::to_vec(&error).expect("an error is plain text and numbers");
+        Self::with_details(error.kind.grpc_code(), error.message, details.into())
+    }
+}
+
+impl From<tonic::Status> for Error {
+    fn from(status: tonic::Status) -> Self {
+        serde_json::from_slice(status.details()).unwrap_or_else(|_| {
+            let kind = ErrorKind::from_grpc_code(status.code());
+            Self::new(kind, "transport", format!("pod link: {}: {}", status.code(), status.message()))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_survives_the_pod_link() {
+        let sent =
+            Error::busy("wal_full", "the log of pod-1 is full", Duration::from_millis(1500)).at_offset(7);
+        assert_eq!(Error::from(tonic::Status::from(sent.clone())), sent);
+    }
+
+    #[test]
+    fn a_broken_link_is_worth_another_try() {
+        let error = Error::from(tonic::Status::unknown("h2 protocol error"));
+        assert_eq!(error.kind, ErrorKind::Unavailable);
+        assert!(error.retryable);
+    }
+
+    #[test]
+    fn long_messages_are_cut() {
+        let error = Error::invalid("x", "é".repeat(5000));
+        assert_eq!(error.message.chars().count(), MESSAGE_CHARS_MAX + 1);
+    }
+}

@@ -1,0 +1,16 @@
+//! The words and rules that both sides of Sluice must agree on.
+//!
+//! *Owns*: ids and their arithmetic, the producers' wire format, the gateway-to-pod service, table specs,
+//! the pool view, error kinds, configuration, lifecycle, telemetry.
+//! *Does not own*: anything that only one crate needs.
+
+pub mod ids;
+pub mod error;
+pub mod frame;
+pub mod proto;
+pub mod table;
+pub mod pool;
+pub mod link;
+pub mod config;
+pub mod lifecycle;
+pub mod telemetry;

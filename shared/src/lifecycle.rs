@@ -1,0 +1,179 @@
+//! Births and deaths: phases, the two stop signals, the one place that spawns, and the one clock.
+//!
+//! *Owns*: `Phase`, `TaskScope`, OS signals, wall-clock time.
+//! *Does not own*: what a task does when it is told to drain.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::FutureExt;
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Where a pod is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Replaying its log; takes no streams yet.
+    Joining,
+    /// Takes streams.
+    Active,
+    /// Takes no new streams; finishes what it has accepted.
+    Draining,
+    /// Holds nothing any more.
+    Drained,
+}
+
+/// What a panic in a task ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnPanic {
+    /// The process: a pod's state may be broken, and replay recovers it.
+    EndProcess,
+    /// That task alone.
+    EndTask,
+}
+
+/// Tasks that belong together, and their two signals. Clones share one scope.
+///
+/// *Drain* asks to finish; *cancel* asks to stop now. Cancelling also drains.
+#[derive(Clone)]
+pub struct TaskScope {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    on_panic: OnPanic,
+    tracker: TaskTracker,
+    drain: CancellationToken,
+    cancel: CancellationToken,
+    next_task: AtomicU64,
+    running: Mutex<BTreeMap<u64, &'static str>>,
+}
+
+impl TaskScope {
+    /// An empty scope.
+    pub fn new(on_panic: OnPanic) -> Self {
+        let cancel = CancellationToken::new();
+        Self {
+            shared: Arc::new(Shared {
+                on_panic,
+                tracker: TaskTracker::new(),
+                drain: cancel.child_token(),
+                cancel,
+                next_task: AtomicU64::new(0),
+                running: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Spawns a task on the current runtime. It should end soon after `cancelled`.
+    pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        let id = shared.next_task.fetch_add(1, Ordering::Relaxed);
+        shared.running.lock().unwrap_or_else(PoisonError::into_inner).insert(id, name);
+        self.shared.tracker.spawn(async move {
+            let outcome = AssertUnwindSafe(task).catch_unwind().await;
+            shared.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+            if outcome.is_err() {
+                tracing::error!(task = name, "task panicked");
+                if shared.on_panic == OnPanic::EndProcess {
+                    std::process::abort();
+                }
+            }
+        });
+    }
+
+    /// Asks all tasks to finish what they have.
+    pub fn drain(&self) {
+        self.shared.drain.cancel();
+    }
+
+    /// Asks all tasks to stop now.
+    pub fn cancel(&self) {
+        self.shared.cancel.cancel();
+    }
+
+    /// Resolves when the scope drains or is cancelled.
+    pub async fn draining(&self) {
+        self.shared.drain.cancelled().await;
+    }
+
+    /// Whether the scope drains or is cancelled.
+    pub fn is_draining(&self) -> bool {
+        self.shared.drain.is_cancelled()
+    }
+
+    /// Resolves when the scope is cancelled.
+    pub async fn cancelled(&self) {
+        self.shared.cancel.cancelled().await;
+    }
+
+    /// Waits until all tasks have ended; after `deadline` gives up and names the late ones.
+    ///
+    /// # Errors
+    /// The names of the tasks that still run.
+    pub async fn join(&self, deadline: Duration) -> Result<(), Vec<&'static str>> {
+        self.shared.tracker.close();
+        let waited = tokio::time::timeout(deadline, self.shared.tracker.wait()).await;
+        waited.map_err(|_| {
+            let running = self.shared.running.lock().unwrap_or_else(PoisonError::into_inner);
+            running.values().copied().collect()
+        })
+    }
+}
+
+/// Resolves at the first SIGTERM or SIGINT.
+///
+/// # Errors
+/// Where the signal handlers cannot be installed.
+pub async fn terminated() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        biased; // the order is of no consequence: both mean the same
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+/// Wall-clock time in microseconds since 1970-01-01 UTC: for `_ingested_at` and people, never for ordering.
+#[allow(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
+pub fn now_us() -> i64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_late_task_is_named() {
+        let scope = TaskScope::new(OnPanic::EndTask);
+        scope.spawn("sleeper", std::future::pending());
+        assert_eq!(scope.join(Duration::from_millis(10)).await, Err(vec!["sleeper"]));
+    }
+
+    #[tokio::test]
+    async fn cancelling_also_drains() {
+        let scope = TaskScope::new(OnPanic::EndTask);
+        let task = scope.clone();
+        scope.spawn("worker", async move { task.draining().await });
+        scope.cancel();
+        assert_eq!(scope.join(Duration::from_secs(5)).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_panic_ends_one_task_alone() {
+        let scope = TaskScope::new(OnPanic::EndTask);
+        scope.spawn("faulty", async { panic!("on purpose") });
+        assert_eq!(scope.join(Duration::from_secs(5)).await, Ok(()));
+    }
+}

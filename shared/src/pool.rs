@@ -1,0 +1,1 @@
+//! The pods that a gateway can see.
