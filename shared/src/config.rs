@@ -188,7 +188,7 @@ fn nearest_known(message: &str) -> Option<&str> {
 }
 
 /// Levenshtein's edit distance (V. Levenshtein, 1966), by rows.
-fn distance(a: &str, b: &str) -> usize {
+pub(crate) fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, from) in a.chars().enumerate() {

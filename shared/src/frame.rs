@@ -265,6 +265,23 @@ impl GatewayFrame {
     }
 }
 
+/// Number of records in an NDJSON payload: its lines that are not blank.
+pub fn count_lines(payload: &[u8]) -> usize {
+    lines(payload).count()
+}
+
+/// The records of an NDJSON payload: its lines, between `\n`, that are not blank. A `\r` at the end of a line
+/// is still there, as are spaces: both are white space to JSON.
+pub fn lines(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut start = 0;
+    // The end of the payload ends a line too.
+    memchr::memchr_iter(b'\n', payload).chain(std::iter::once(payload.len())).filter_map(move |end| {
+        let line = &payload[start..end];
+        start = end + 1;
+        line.iter().any(|b| !matches!(b, b' ' | b'\t' | b'\r')).then_some(line)
+    })
+}
+
 fn control(kind: u8, body: &impl Serialize) -> Bytes {
     let mut bytes = vec![kind];
     serde_json::to_writer(&mut bytes, body).expect("control bodies are plain JSON");
@@ -310,6 +327,20 @@ mod tests {
         ] {
             let error = ProducerFrame::decode(Bytes::from_static(bytes)).expect_err(code);
             assert_eq!(error.code, code);
+        }
+    }
+
+    #[test]
+    fn blank_lines_are_no_records() {
+        for (payload, count) in [
+            ("", 0),
+            ("\n\r\n \t\n", 0),
+            ("{}", 1),
+            ("{}\n", 1),
+            ("\n{}\r\n\r\n{}\r\n", 2),
+            (" {}\n\n  x", 2),
+        ] {
+            assert_eq!(count_lines(payload.as_bytes()), count, "{payload:?}");
         }
     }
 

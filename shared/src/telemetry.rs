@@ -3,6 +3,8 @@
 //! *Owns*: the log format, the metrics text format.
 //! *Does not own*: what is logged or counted; each component registers its own struct of metrics.
 
+use std::io::IsTerminal;
+
 use prometheus_client::registry::Registry;
 use tracing_subscriber::EnvFilter;
 
@@ -25,7 +27,9 @@ pub enum LogFormat {
 /// Where the filter cannot be parsed.
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::filter::ParseError> {
     let filter = EnvFilter::builder().parse(filter)?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::stderr().is_terminal();
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     // A second installation is refused by `tracing`: harmless in tests that share a process.
     let _ = match format {
         LogFormat::Text => builder.with_target(false).try_init(),

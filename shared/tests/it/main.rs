@@ -1,0 +1,3 @@
+//! Tests of what spans crates.
+
+mod tidy;
