@@ -1,1 +1,26 @@
-//! Decoding.
+//! Decoding: what producers send becomes rows of their table, or is refused by name.
+//!
+//! *Owns*: how each encoding is read (`json`, `arrow`), a schema from records (`infer`), and the words in which
+//! a record is refused.
+//! *Does not own*: frames and offsets (`stream`), when rows are sealed (`lane`), tables' schemas.
+//! Keeps P8: a record that does not fit is named by its place, its column and a reason, and leaves no trace in
+//! the rows around it. All of this is pure: the same bytes and schema give the same verdict.
+
+pub mod json;
+pub mod arrow;
+pub mod infer;
+mod column;
+mod conform;
+mod ipc;
+mod tape;
+mod text;
+mod fault;
+
+/// How many records went in, and how many were refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Decoded {
+    /// Records that are rows now.
+    pub accepted: usize,
+    /// Records that were refused.
+    pub refused: usize,
+}

@@ -3,7 +3,12 @@
 //! *Owns*: admission, the offset gate, decoding, the write-ahead log, Parquet files, Delta commits.
 //! *Does not own*: producers' protocols and placement (`gateway`), words that both sides share (`shared`).
 
-pub mod table;
+pub mod config;
+pub mod app;
+pub mod service;
+pub mod admission;
+pub mod stream;
+pub mod lane;
 pub mod decode;
 pub mod wal;
-pub mod stream;
+pub mod table;

@@ -1,3 +1,329 @@
-//! Streams as this pod holds them.
+//! The streams that this pod holds: who may send into them, and where they stand.
+//!
+//! *Owns*: the registry of open streams, taking over a stream by a newer call, fences, what the log holds of
+//! streams that are not open.
+//! *Does not own*: named streams' records (`stream::record`), decoding (`lane`), the calls (`service`).
+//! Keeps P1: admitting a frame and handing it to its lane are one step that only the current holder can take.
 
+pub mod gate;
+pub mod ack;
 pub mod progress;
+pub mod record;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sluice_shared::error::Error;
+use sluice_shared::frame::{Encoding, UnknownFields};
+use sluice_shared::ids::{OffsetRange, SessionId, StreamId, TableId};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use self::gate::{Admit, Gate};
+use self::progress::StreamProgress;
+use crate::decode::arrow::ArrowDecoder;
+use crate::lane::LaneFrame;
+use crate::table::Table;
+
+/// How long a stream without a call is kept for its gateway to come back. Longer than a gateway tries to reach
+/// a lost pod: a stream that could still be resent must not be forgotten.
+pub const DETACHED_KEPT: Duration = Duration::from_secs(30 * 60);
+/// How long a fence waits for what an older session has in flight.
+const FENCE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// One stream, as its calls, its lane and its table share it.
+pub struct Stream {
+    /// Its identity.
+    pub id: StreamId,
+    /// The producer's hold that it serves.
+    pub session: SessionId,
+    /// Where its records go.
+    pub table: Table,
+    /// How its frames are encoded.
+    pub encoding: Encoding,
+    /// What becomes of fields that the table does not have.
+    pub unknown: UnknownFields,
+    /// How far it has come.
+    pub progress: Arc<StreamProgress>,
+    /// Reads its Arrow frames. Only its lane locks it.
+    pub arrow: Mutex<ArrowDecoder>,
+    entrance: Mutex<Entrance>,
+}
+
+/// Who may send, and which offset is next.
+struct Entrance {
+    gate: Gate,
+    /// Number of the call that holds the stream; 0 when none does.
+    holder: u64,
+    holder_ends: CancellationToken,
+    detached_since: Option<Instant>,
+}
+
+/// A call's hold on a stream.
+#[derive(Clone)]
+pub struct Hold {
+    /// The stream.
+    pub stream: Arc<Stream>,
+    holder: u64,
+    /// Cancelled when a newer call takes the stream over.
+    pub superseded: CancellationToken,
+}
+
+/// What has become of a frame.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It is in its lane.
+    Taken,
+    /// It was here before.
+    Duplicate,
+    /// Records before it are missing.
+    Gap {
+        /// The offset that should have come.
+        expected: u64,
+    },
+    /// The stream is another call's, or fenced.
+    NotHolder,
+}
+
+impl Stream {
+    /// A stream that expects `next_offset`, not yet held by a call.
+    pub fn new(opening: Opening, next_offset: u64, decoded_bytes_max: usize) -> Self {
+        let progress = Arc::new(StreamProgress::default());
+        progress.durable(next_offset, &[]);
+        Self {
+            arrow: Mutex::new(ArrowDecoder::new(opening.table.schema().clone(), decoded_bytes_max)),
+            id: opening.id,
+            session: opening.session,
+            table: opening.table,
+            encoding: opening.encoding,
+            unknown: opening.unknown,
+            progress,
+            entrance: Mutex::new(Entrance {
+                gate: Gate::at(next_offset),
+                holder: 0,
+                holder_ends: CancellationToken::new(),
+                detached_since: Some(Instant::now()),
+            }),
+        }
+    }
+
+    /// The offset that has to come next.
+    pub fn next_offset(&self) -> u64 {
+        self.entrance().gate.next()
+    }
+
+    fn entrance(&self) -> MutexGuard<'_, Entrance> {
+        self.entrance.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the present holder's call and keeps out all that come.
+    fn close(&self, error: Error) {
+        let mut entrance = self.entrance();
+        entrance.holder = u64::MAX;
+        self.progress.fail(error);
+        entrance.holder_ends.cancel();
+    }
+}
+
+impl Hold {
+    /// Passes a frame through the gate and into its lane, in one step. `room` is the frame's place in the lane.
+    pub fn send(&self, offsets: OffsetRange, room: mpsc::Permit<'_, LaneFrame>, frame: FrameParts) -> Sent {
+        let mut entrance = self.stream.entrance();
+        if entrance.holder != self.holder {
+            return Sent::NotHolder;
+        }
+        let skip = match entrance.gate.admit(offsets) {
+            Admit::Next => 0,
+            Admit::Overlap { skip } => skip,
+            Admit::Duplicate => return Sent::Duplicate,
+            Admit::Gap { expected } => return Sent::Gap { expected },
+        };
+        let skip = usize::try_from(skip).expect("less than the frame's records");
+        room.send(LaneFrame { stream: Arc::clone(&self.stream), offsets, skip, parts: frame });
+        Sent::Taken
+    }
+
+    /// Lets go of the stream, so that it is kept for a while and can be reopened.
+    pub fn detach(&self) {
+        let mut entrance = self.stream.entrance();
+        if entrance.holder == self.holder {
+            entrance.holder = 0;
+            entrance.detached_since = Some(Instant::now());
+        }
+    }
+}
+
+/// A frame's payload and its share of the ingress budget.
+pub struct FrameParts {
+    /// As the producer encoded it.
+    pub payload: bytes::Bytes,
+    /// Held until the frame is durable.
+    pub permit: crate::admission::Permit,
+}
+
+/// What a call asks for when it opens a stream, once the table is known.
+pub struct Opening {
+    /// The stream.
+    pub id: StreamId,
+    /// Its session.
+    pub session: SessionId,
+    /// Its table.
+    pub table: Table,
+    /// How its frames are encoded.
+    pub encoding: Encoding,
+    /// Fields that the table does not have.
+    pub unknown: UnknownFields,
+}
+
+/// All streams of this pod.
+#[derive(Clone, Default)]
+pub struct Streams {
+    shared: Arc<Mutex<Registry>>,
+}
+
+/// A stream is known by its table too: names are only unique within one.
+type Key = (TableId, StreamId);
+
+#[derive(Default)]
+struct Registry {
+    calls: u64,
+    open: HashMap<Key, Arc<Stream>>,
+    /// Of named streams that are not open: one more than the highest offset in this pod's log.
+    logged: HashMap<Key, u64>,
+    /// Sessions older than these are refused.
+    fences: HashMap<Key, SessionId>,
+}
+
+impl Streams {
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The log holds records of `stream` before `next`: found at replay.
+    pub fn logged(&self, table: &TableId, stream: &StreamId, next: u64) {
+        if stream.is_ephemeral() {
+            return; // its gateway says itself from where it resends
+        }
+        let key = (table.clone(), stream.clone());
+        let mut registry = self.registry();
+        let logged = registry.logged.entry(key).or_default();
+        *logged = next.max(*logged);
+    }
+
+    /// Opens a stream for a call, or takes it over from an older call of the same session.
+    ///
+    /// `resume_at` is where a stream that is not open here begins.
+    ///
+    /// # Errors
+    /// `Fenced` where a newer session holds the stream; the stream's own failure where it had one.
+    pub fn open(&self, opening: Opening, resume_at: u64, decoded_bytes_max: usize) -> Result<Hold, Error> {
+        let key = (opening.table.id().clone(), opening.id.clone());
+        let mut registry = self.registry();
+        if registry.fences.get(&key).is_some_and(|fence| opening.session < *fence) {
+            return Err(fenced(&opening.id, opening.session));
+        }
+        registry.calls += 1;
+        let holder = registry.calls;
+        let held = registry.open.get(&key).filter(|stream| stream.session == opening.session);
+        let stream = match held {
+            Some(stream) => Arc::clone(stream),
+            None => {
+                let stream = Arc::new(Stream::new(opening, resume_at, decoded_bytes_max));
+                stream.table.follow(&stream.id, Arc::clone(&stream.progress));
+                registry.open.insert(key, Arc::clone(&stream));
+                stream
+            }
+        };
+        drop(registry);
+        if let Some(failure) = stream.progress.failure() {
+            return Err(failure.clone());
+        }
+        let superseded = CancellationToken::new();
+        let mut entrance = stream.entrance();
+        entrance.holder_ends.cancel();
+        entrance.holder_ends = superseded.clone();
+        entrance.holder = holder;
+        entrance.detached_since = None;
+        drop(entrance);
+        Ok(Hold { stream, holder, superseded })
+    }
+
+    /// Ends a stream whose records are all in the log: its producer will send no more, or it has failed.
+    pub fn end(&self, hold: &Hold) {
+        let stream = &hold.stream;
+        let is_held = stream.entrance().holder == hold.holder;
+        if let Some(end) = stream.progress.settled_at(stream.next_offset()).filter(|_| is_held) {
+            self.forget(stream, end);
+        }
+    }
+
+    /// `end` is one more than the last offset that the log holds.
+    fn forget(&self, stream: &Arc<Stream>, end: u64) {
+        let key = (stream.table.id().clone(), stream.id.clone());
+        let mut registry = self.registry();
+        if !registry.open.get(&key).is_some_and(|open| Arc::ptr_eq(open, stream)) {
+            return;
+        }
+        registry.open.remove(&key);
+        if !stream.id.is_ephemeral() {
+            let logged = registry.logged.entry(key).or_default();
+            *logged = end.max(*logged);
+        }
+        drop(registry);
+        stream.table.unfollow(&stream.id, stream.id.is_ephemeral());
+    }
+
+    /// Refuses sessions of `stream` older than `session` from now on, waits until what they have in flight is
+    /// durable, and answers one more than the highest offset that this pod's log holds; 0 where it holds none.
+    ///
+    /// # Errors
+    /// `Unavailable` where the log does not come to rest in time.
+    pub async fn fence(&self, table: &TableId, id: &StreamId, session: SessionId) -> Result<u64, Error> {
+        let key = (table.clone(), id.clone());
+        let (older, logged) = {
+            let mut registry = self.registry();
+            let fence = registry.fences.entry(key.clone()).or_insert(session);
+            *fence = session.max(*fence);
+            let older = registry.open.get(&key).filter(|stream| stream.session < session).cloned();
+            (older, registry.logged.get(&key).copied().unwrap_or(0))
+        };
+        let Some(older) = older else { return Ok(logged) };
+        older.close(fenced(id, older.session));
+        let accepted = older.next_offset();
+        let settled = tokio::time::timeout(FENCE_DEADLINE, older.progress.settled(accepted)).await;
+        let end = settled.map_err(|_| {
+            let message = format!("stream {id}: the log did not take in time what an older session had sent");
+            Error::unavailable("fence_timeout", message)
+        })?;
+        self.forget(&older, end);
+        Ok(end.max(logged))
+    }
+
+    /// Forgets the streams whose gateways have not come back.
+    pub fn sweep(&self, now: Instant) {
+        let long_gone = |stream: &Arc<Stream>| {
+            let since = stream.entrance().detached_since;
+            since.is_some_and(|since| now.duration_since(since) > DETACHED_KEPT)
+        };
+        let gone: Vec<_> = self.registry().open.values().filter(|s| long_gone(s)).cloned().collect();
+        for stream in gone {
+            if let Some(end) = stream.progress.settled_at(stream.next_offset()) {
+                self.forget(&stream, end);
+            }
+        }
+    }
+
+    /// How many streams are open.
+    pub fn count(&self) -> usize {
+        self.registry().open.len()
+    }
+}
+
+fn fenced(stream: &StreamId, session: SessionId) -> Error {
+    Error::fenced(format!(
+        "stream {stream}: a newer session has taken it over from session {}; only one producer at a time may \
+         send into a named stream",
+        session.0
+    ))
+}

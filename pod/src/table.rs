@@ -1,3 +1,422 @@
-//! Tables.
+//! Tables: durable batches in, committed table versions out.
+//!
+//! *Owns*: which tables there are and which are open, their specs, batches whose table is gone.
+//! *Does not own*: flushing (`table/task`), the commit (`table/home`), files (`table/parquet`), Delta Lake
+//! (`table/delta`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arrow::datatypes::{Field, Schema, SchemaRef};
+use futures_util::StreamExt;
+use object_store::ObjectStore;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use sluice_shared::error::{Error, ErrorKind};
+use sluice_shared::ids::{PodId, SchemaId, StreamId, TableId, TableName};
+use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::table::TableSpec;
+
+use crate::stream::progress::StreamProgress;
+use crate::wal::{Durable, Wal};
+use batch::Batch;
+use delta::{Delta, DeltaError, Shape};
+use home::{HomeConfig, HomeError};
+use task::{Budget, OpenTable};
 
 pub mod batch;
+pub mod watermark;
+pub mod delta;
+pub mod parquet;
+pub mod home;
+pub mod rejected;
+pub mod task;
+
+/// Pause before storage is asked again at the start.
+const REPLAY_PAUSE: Duration = Duration::from_secs(1);
+
+/// How tables are kept.
+#[derive(Debug, Clone)]
+pub struct TablesConfig {
+    /// Directory below which the tables are: `catalog/schema/table`.
+    pub root: PathBuf,
+    /// This pod.
+    pub pod: PodId,
+    /// How long a durable batch waits at most before it is written.
+    pub flush_interval: Duration,
+    /// Rows in memory that make a flush at once, and bound what goes into one file.
+    pub target_file_bytes: u64,
+    /// Memory that all waiting batches of the pod may hold; beyond, they are read back from the log.
+    pub memory_bytes: u64,
+    /// A checkpoint and a checksum are written at each version that is a multiple of this.
+    pub checkpoint_interval: u64,
+}
+
+/// All tables of a pod. Clones share them.
+#[derive(Clone)]
+pub struct Tables {
+    shared: Arc<Shared>,
+}
+
+/// The place of one table: whoever opens it first holds it meanwhile.
+type Slot = Arc<tokio::sync::Mutex<Option<Arc<OpenTable>>>>;
+
+struct Shared {
+    config: TablesConfig,
+    wal: Wal,
+    scope: TaskScope,
+    store: Arc<dyn ObjectStore>,
+    /// The root's path in the store.
+    root: Path,
+    delta: Delta,
+    budget: Arc<Budget>,
+    open: Mutex<HashMap<TableName, Slot>>,
+    /// Log entries of tables that are gone.
+    stranded: Mutex<HashMap<TableName, AtomicU64>>,
+}
+
+/// An open table. Clones share it.
+#[derive(Clone)]
+pub struct Table {
+    open: Arc<OpenTable>,
+    id: TableId,
+    schema: SchemaRef,
+    schema_id: SchemaId,
+}
+
+fn storage(attempted: &str, error: &dyn std::error::Error) -> Error {
+    Error::unavailable("storage", format!("cannot {attempted}: {error}"))
+}
+
+fn home_error(error: HomeError) -> Error {
+    match error {
+        HomeError::Again(what) => Error::unavailable("storage", what),
+        HomeError::Stopped(error) => error,
+    }
+}
+
+impl Tables {
+    /// Tables below `config.root`, fed from `wal`. Must be called in a multi-threaded runtime.
+    ///
+    /// # Errors
+    /// Where the root cannot be made or opened.
+    pub fn new(config: TablesConfig, wal: Wal, scope: TaskScope) -> Result<Self, Error> {
+        let attempted = format!("make the tables' directory {}", config.root.display());
+        delta::make_directory(&config.root).map_err(|error| storage(&attempted, &error))?;
+        let root = config.root.canonicalize().map_err(|error| storage(&attempted, &error))?;
+        let root = Path::from_absolute_path(root).map_err(|error| storage(&attempted, &error))?;
+        let store: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new().with_fsync(true));
+        let delta = Delta::new(Arc::clone(&store));
+        let budget = Arc::new(Budget::new(config.memory_bytes));
+        let (open, stranded) = (Mutex::default(), Mutex::default());
+        let shared = Shared { config, wal, scope, store, root, delta, budget, open, stranded };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The table of this name.
+    ///
+    /// # Errors
+    /// NotFound `table_not_found`; Invalid where its features are not supported; Unavailable where storage is.
+    pub async fn open(&self, name: &TableName) -> Result<Table, Error> {
+        let slot = Arc::clone(self.open_slots().entry(name.clone()).or_default());
+        let mut open = slot.lock().await;
+        if let Some(table) = open.as_ref().filter(|table| table.stopped().is_none()) {
+            return Ok(Table::new(table));
+        }
+        // A stopped table is opened again: a person may have mended it, or made it anew.
+        let shared = &self.shared;
+        let (config, wal) = (shared.config.clone(), shared.wal.clone());
+        let budget = Arc::clone(&shared.budget);
+        match OpenTable::start(self.home_config(name), config, wal, budget, &shared.scope).await {
+            Ok(table) => {
+                let handle = Table::new(&table);
+                *open = Some(table);
+                Ok(handle)
+            }
+            Err(error) => {
+                // Names that are no table leave nothing behind.
+                if open.is_none() {
+                    self.open_slots().remove(name);
+                }
+                Err(home_error(error))
+            }
+        }
+    }
+
+    fn open_slots(&self) -> std::sync::MutexGuard<'_, HashMap<TableName, Slot>> {
+        self.shared.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn home_config(&self, name: &TableName) -> HomeConfig {
+        let shared = &self.shared;
+        HomeConfig {
+            name: name.clone(),
+            directory: self.directory(name),
+            store: Arc::clone(&shared.store),
+            delta: shared.delta.clone(),
+            log: shared.wal.log_id(),
+            checkpoint_interval: shared.config.checkpoint_interval,
+        }
+    }
+
+    fn directory(&self, name: &TableName) -> Path {
+        name.as_str().split('.').fold(self.shared.root.clone(), Path::join)
+    }
+
+    /// Makes a table, or opens the one that is there with the same spec.
+    ///
+    /// # Errors
+    /// Invalid `table_exists` where it is there with another spec, which names the difference.
+    pub async fn create(&self, name: &TableName, spec: TableSpec) -> Result<Table, Error> {
+        let with_system = spec.properties.get("sluice.system_columns").is_none_or(|value| value != "false");
+        let system = parquet::system_fields().into_iter().filter(|_| with_system).map(Arc::new);
+        let fields: Vec<_> = spec.schema.fields().iter().cloned().chain(system).collect();
+        let schema = Schema::new(fields);
+        let invalid = |error: &DeltaError| {
+            Error::invalid("invalid_table", format!("table {name} cannot be made: {error}"))
+        };
+        let stored = delta::as_stored(&schema).map_err(|error| invalid(&error))?;
+        let directory = self.directory(name);
+        let looked =
+            |exists: Result<bool, DeltaError>| exists.map_err(|error| storage("look for the table", &error));
+        if !looked(self.shared.delta.exists(&directory).await)? {
+            let created = self.shared.delta.create(&directory, &schema, &spec).await;
+            // Another may have made it meanwhile.
+            if let Err(error) = created
+                && !looked(self.shared.delta.exists(&directory).await)?
+            {
+                return Err(invalid(&error));
+            }
+            // Whoever still holds the one that was there before finds out at its next commit.
+            self.open_slots().remove(name);
+        }
+        let table = self.open(name).await?;
+        match difference(&table.open.home.view().version.shape, &stored, &spec) {
+            None => Ok(table),
+            Some(difference) => {
+                let what = format!("table {name} is there with another spec: {difference}");
+                Err(Error::invalid("table_exists", what))
+            }
+        }
+    }
+
+    /// Names of all tables, sorted.
+    ///
+    /// # Errors
+    /// Where storage cannot be listed.
+    pub async fn list(&self) -> Result<Vec<TableName>, Error> {
+        let mut level = vec![self.shared.root.clone()];
+        for _ in 0..3 {
+            let mut below = Vec::new();
+            for directory in level {
+                let listed = self.shared.store.list_with_delimiter(Some(&directory)).await;
+                below.extend(listed.map_err(|error| storage("list the tables", &error))?.common_prefixes);
+            }
+            level = below;
+        }
+        let mut names = Vec::new();
+        for directory in level {
+            let mut log = self.shared.store.list(Some(&directory.clone().join("_delta_log")));
+            let is_table = log.next().await.is_some_and(|meta| meta.is_ok());
+            let name = directory
+                .prefix_match(&self.shared.root)
+                .map(|parts| parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("."));
+            names.extend(name.filter(|_| is_table).and_then(|name| name.parse::<TableName>().ok()));
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// What there is to know of a table, for people.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub async fn describe(&self, name: &TableName) -> Result<serde_json::Value, Error> {
+        let table = self.open(name).await?;
+        let view = table.open.home.reload().await.map_err(home_error)?;
+        let totals = self.shared.delta.totals(&view.version).await;
+        let totals = totals.map_err(|error| storage("count the table's rows", &error))?;
+        let shape = &view.version.shape;
+        let counts = &table.open.counts;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = stranded.get(name).map_or(0, count);
+        Ok(serde_json::json!({
+            "table": name,
+            "id": shape.id,
+            "version": view.version.number(),
+            "location": format!("file:///{}", self.directory(name)),
+            "spec": spec_json(shape),
+            "rows": totals.rows,
+            "files": totals.files,
+            "bytes": totals.bytes,
+            "streams": view.map.streams().len(),
+            "held_runs": count(&counts.held_runs),
+            "set_aside_records": count(&counts.set_aside),
+            "stranded_entries": count(&counts.stranded) + gone,
+            "lag_ms": u64::try_from(table.open.lag().as_millis()).unwrap_or(u64::MAX),
+        }))
+    }
+
+    /// Takes a batch from the old life's log. What is in the table already is dropped by the prefix rule; a batch
+    /// whose table is gone, or was made anew, stays in the log and is named in an error.
+    pub async fn replay(&self, durable: Durable, batch: Batch) {
+        let name = batch.table.clone();
+        let error = loop {
+            match self.open(&name).await {
+                Ok(table) if *table.id() == batch.table_id => {
+                    return table.offer(durable, Arc::new(batch));
+                }
+                Ok(table) => {
+                    let (new, old) = (&table.id().0, &batch.table_id.0);
+                    break Error::not_found(
+                        "table_replaced",
+                        format!("table id {old} is gone, {new} is there"),
+                    );
+                }
+                Err(error) if error.kind == ErrorKind::Unavailable && !self.shared.scope.is_draining() => {
+                    tracing::warn!(table = %name, %error, "replay waits for the table");
+                    tokio::time::sleep(REPLAY_PAUSE).await;
+                }
+                Err(error) => break error,
+            }
+        };
+        let runs: Vec<_> = batch.runs.iter().map(|run| (&run.stream, run.offsets)).collect();
+        let wal_position = durable.position();
+        tracing::error!(table = %name, %wal_position, ?runs, %error, "batch without its table: it stays in the log");
+        let mut stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
+        stranded.entry(name).or_default().fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Resolves when all that was offered is committed. Held runs are logged by stream and offsets.
+    pub async fn drain(&self) {
+        let slots: Vec<Slot> = self.open_slots().values().cloned().collect();
+        let mut tables = Vec::new();
+        for slot in slots {
+            tables.extend(slot.lock().await.clone());
+        }
+        futures_util::future::join_all(tables.iter().map(|table| table.drain())).await;
+    }
+
+    /// Log entries that stay there because their tables are gone, of all tables.
+    pub fn stranded(&self) -> u64 {
+        let stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
+        stranded.values().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Bytes that waiting batches hold in memory.
+    pub fn memory_bytes(&self) -> u64 {
+        self.shared.budget.used()
+    }
+}
+
+/// How a table differs from a spec, in words.
+fn difference(shape: &Shape, wanted: &Schema, spec: &TableSpec) -> Option<String> {
+    for field in wanted.fields() {
+        match shape.schema.field_with_name(field.name()) {
+            Err(_) => return Some(format!("it has no column `{}`", field.name())),
+            Ok(there) if there != field.as_ref() => {
+                return Some(format!("its column {}, not {}", column_text(there), column_text(field)));
+            }
+            Ok(_) => {}
+        }
+    }
+    let more = shape.schema.fields().iter().find(|field| wanted.field_with_name(field.name()).is_err());
+    if let Some(field) = more {
+        return Some(format!("it also has the column {}", column_text(field)));
+    }
+    if shape.schema.fields() != wanted.fields() {
+        return Some("its columns are in another order".to_owned());
+    }
+    if shape.partition_columns != spec.partition_columns {
+        let (there, wanted) = (&shape.partition_columns, &spec.partition_columns);
+        return Some(format!("it is partitioned by {there:?}, not {wanted:?}"));
+    }
+    let own = |properties: &BTreeMap<String, String>| -> BTreeMap<String, String> {
+        let is_stored = |key: &str| !key.starts_with("delta.feature.");
+        properties.iter().filter(|(key, _)| is_stored(key)).map(|(k, v)| (k.clone(), v.clone())).collect()
+    };
+    let (there, wanted) = (own(&shape.properties), own(&spec.properties));
+    (there != wanted).then(|| format!("its properties are {there:?}, not {wanted:?}"))
+}
+
+fn column_text(field: &Field) -> String {
+    let nullable = if field.is_nullable() { "" } else { " not null" };
+    format!("`{}` is {}{nullable}", field.name(), field.data_type())
+}
+
+fn spec_json(shape: &Shape) -> serde_json::Value {
+    let spec = TableSpec {
+        schema: parquet::producers_schema(&shape.schema),
+        partition_columns: shape.partition_columns.clone(),
+        properties: shape.properties.clone(),
+    };
+    spec.to_json()
+}
+
+impl Table {
+    fn new(open: &Arc<OpenTable>) -> Self {
+        let view = open.home.view();
+        let shape = &view.version.shape;
+        Self {
+            open: Arc::clone(open),
+            id: shape.id.clone(),
+            schema: parquet::producers_schema(&shape.schema),
+            schema_id: SchemaId(shape.version),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &TableName {
+        &self.open.name
+    }
+
+    /// Its identity.
+    pub fn id(&self) -> &TableId {
+        &self.id
+    }
+
+    /// The producers' columns.
+    pub fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// Which schema that is.
+    pub fn schema_id(&self) -> SchemaId {
+        self.schema_id
+    }
+
+    /// Takes a durable batch. Never blocks; callable from any thread.
+    pub fn offer(&self, durable: Durable, batch: Arc<Batch>) {
+        self.open.offer(durable, batch);
+    }
+
+    /// Tells `progress` how far the stream is committed, at once and from now on.
+    pub fn follow(&self, stream: &StreamId, progress: Arc<StreamProgress>) {
+        self.open.follow(stream, progress);
+    }
+
+    /// Ends `follow`. `ended`: the stream will send no more. Ended streams are not forgotten yet: their marks stay
+    /// in the map until all logs that ever served the table can say that they are past them.
+    pub fn unfollow(&self, stream: &StreamId, _ended: bool) {
+        self.open.unfollow(stream);
+    }
+
+    /// One more than the highest committed offset of the stream, freshly read from the table; 0 if there is none.
+    ///
+    /// # Errors
+    /// Where the table cannot be read.
+    pub async fn watermark(&self, stream: &StreamId) -> Result<u64, Error> {
+        let view = self.open.home.reload().await.map_err(home_error)?;
+        Ok(view.map.next(stream))
+    }
+
+    /// Where the table is stored, and its prefix there.
+    pub fn store(&self) -> (Arc<dyn ObjectStore>, Path) {
+        let config = &self.open.home_config;
+        (Arc::clone(&config.store), config.directory.clone())
+    }
+}

@@ -18,6 +18,8 @@ pub struct StreamProgress {
     state: Mutex<Progress>,
     failure: OnceLock<Error>,
     changed: Notify,
+    /// For those who wait for a frontier and are not the stream's task.
+    moved: Notify,
 }
 
 /// What has happened since the stream's task last looked.
@@ -29,8 +31,24 @@ pub struct Progress {
     pub committed_next: u64,
     /// The table version in which `0..committed_next` can be read.
     pub version: TableVersion,
+    /// The stream failed at this offset: nothing from here on becomes durable.
+    pub fault_at: Option<u64>,
     /// Durable refusals that are not yet told. They come before the ack that covers them.
     pub refusals: Vec<Refusal>,
+}
+
+impl Progress {
+    /// How much of what is committed may be told. A stream that is resent after a crash can be further in the table
+    /// than it is durable here; its refusals are told again only as it becomes so.
+    pub fn told_committed(&self) -> u64 {
+        self.committed_next.min(self.durable_next)
+    }
+
+    /// Whether all before `next` is durable, or even committed.
+    pub fn covers(&self, next: u64, committed: bool) -> bool {
+        let reached = if committed { self.told_committed() } else { self.durable_next };
+        reached >= next
+    }
 }
 
 impl StreamProgress {
@@ -41,6 +59,7 @@ impl StreamProgress {
         state.refusals.extend_from_slice(refusals);
         drop(state);
         self.changed.notify_one();
+        self.moved.notify_waiters();
     }
 
     /// All before `next` can be read in `version`.
@@ -54,10 +73,24 @@ impl StreamProgress {
         self.changed.notify_one();
     }
 
-    /// The stream cannot go on. The first failure stays.
+    /// The stream cannot go on. The first failure stays. What was accepted still becomes durable.
     pub fn fail(&self, error: Error) {
         let _ = self.failure.set(error);
         self.changed.notify_one();
+    }
+
+    /// The frame at `offset` cannot be read: it and all that follow are given up.
+    pub fn fault(&self, offset: u64, error: Error) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).fault_at.get_or_insert(offset);
+        self.fail(error);
+        self.moved.notify_waiters();
+    }
+
+    /// Whether a frame could not be read.
+    pub fn has_fault(&self) -> bool {
+        // Without a failure, the usual case, no lock is taken. The lane, which sets both, sees them in order.
+        self.failure.get().is_some()
+            && self.state.lock().unwrap_or_else(PoisonError::into_inner).fault_at.is_some()
     }
 
     /// Why the stream cannot go on.
@@ -70,6 +103,25 @@ impl StreamProgress {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let refusals = std::mem::take(&mut state.refusals);
         Progress { refusals, ..*state }
+    }
+
+    /// Resolves when all before `next` is durable, or before the fault where there is one before `next`.
+    /// Answers that offset: all before it is in the log, and nothing else will be.
+    pub async fn settled(&self, next: u64) -> u64 {
+        loop {
+            let moved = self.moved.notified();
+            if let Some(end) = self.settled_at(next) {
+                return end;
+            }
+            moved.await;
+        }
+    }
+
+    /// As `settled`, without waiting: None while something is in flight.
+    pub fn settled_at(&self, next: u64) -> Option<u64> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = next.min(state.fault_at.unwrap_or(u64::MAX));
+        (state.durable_next >= end).then_some(end)
     }
 
     /// Resolves when something has changed since the last time. For one waiter.

@@ -6,7 +6,7 @@
 //! *Owns*: the batch, its bytes in the log.
 //! *Does not own*: when a batch is sealed (`lane`), what a table makes of it (`table/home`).
 
-use arrow::array::RecordBatch;
+use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::ipc::reader::StreamDecoder;
@@ -143,10 +143,11 @@ impl Batch {
         self.chunks.iter().map(RecordBatch::num_rows).sum()
     }
 
-    /// Bytes that the rows hold in memory.
+    /// Bytes that the rows hold in memory. Columns that share one buffer each count their own part of it.
     pub fn memory_bytes(&self) -> usize {
         let runs = self.runs.len() * size_of::<Run>();
-        self.chunks.iter().map(RecordBatch::get_array_memory_size).sum::<usize>() + runs
+        let columns = self.chunks.iter().flat_map(RecordBatch::columns);
+        columns.map(|column| column.to_data().get_slice_memory_size().unwrap_or(0)).sum::<usize>() + runs
     }
 
     /// The batch's bytes, in parts that belong one after the other: header length and header, then the rows as

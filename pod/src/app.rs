@@ -1,0 +1,239 @@
+//! A pod as a whole: replay the log, take streams, and in the end finish what was accepted.
+//!
+//! *Owns*: the order of births and deaths of a pod's parts.
+//! *Does not own*: any of the parts.
+//! Keeps P3: a log that fails ends the process, so that nothing is acked that is not on stable storage.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_shared::error::Error;
+use sluice_shared::ids::PodId;
+use sluice_shared::lifecycle::{OnPanic, TaskScope};
+use sluice_shared::link::{self, PipeListener, PodAddress};
+use sluice_shared::proto::MESSAGE_BYTES_MAX;
+use sluice_shared::proto::pod_server::PodServer;
+use tokio::net::TcpListener;
+use tonic::transport::server::TcpIncoming;
+
+use crate::admission::Admission;
+use crate::config::PodConfig;
+use crate::lane::{Lanes, Limits};
+use crate::service::{Peers, PodService};
+use crate::stream::Streams;
+use crate::stream::record::LogEntry;
+use crate::table::batch::Batch;
+use crate::table::{Tables, TablesConfig};
+use crate::wal::{Replay, Wal, WalConfig, WalError};
+
+/// Groups of the log are cut at this size.
+const GROUP_BYTES_MAX: u64 = 4 << 20;
+/// A frame may decode to this much more than its largest wire size.
+const DECODED_FACTOR: usize = 8;
+/// How often streams are looked through for those whose gateways have not come back.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
+/// Exit status of a process whose log has failed.
+const EXIT_LOG_FAILED: i32 = 74;
+
+/// How a pod is reached.
+pub enum Listen {
+    /// At the address in its configuration.
+    Tcp,
+    /// From within this process.
+    Pipe(PipeListener),
+}
+
+/// A running pod.
+pub struct Pod {
+    id: PodId,
+    address: Option<SocketAddr>,
+    service: PodService,
+    wal: Wal,
+}
+
+impl Pod {
+    /// Opens the log, replays it into the tables, and starts to take streams.
+    ///
+    /// # Errors
+    /// `Invalid` for a configuration or a log that cannot be used as it is; `Unavailable` where storage or the
+    /// address cannot be had.
+    pub async fn start(
+        config: PodConfig,
+        listen: Listen,
+        peers: &[(PodId, PodAddress)],
+    ) -> Result<Self, Error> {
+        config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
+        let scope = TaskScope::new(OnPanic::EndProcess);
+        let (wal, replay) = open_log(&config).await?;
+        let tables = Tables::new(tables_config(&config), wal.clone(), scope.clone())?;
+        let streams = Streams::default();
+        replay_log(replay, &streams, &tables, &config.id).await?;
+        let record_bytes_max = config.record_bytes_max.as_usize();
+        let limits = Limits { record_bytes_max, decoded_bytes_max: record_bytes_max * DECODED_FACTOR };
+        let lanes = Lanes::start(config.lane_count(), &wal, limits).map_err(|error| {
+            Error::unavailable("no_threads", format!("pod {}: cannot start its lanes: {error}", config.id))
+        })?;
+        let service = PodService {
+            scope: scope.clone(),
+            admission: Admission::new(config.id.clone(), wal.clone(), config.ingress_bytes.as_usize()),
+            streams: streams.clone(),
+            lanes: Arc::new(lanes),
+            tables,
+            log: LogEntry { log: wal.log_id(), pod: config.id.clone() },
+            peers: Peers::new(peers)?,
+            auto_create: config.auto_create,
+            decoded_bytes_max: limits.decoded_bytes_max,
+        };
+        scope.spawn("sweep", sweep(scope.clone(), streams));
+        let address = serve(&config, listen, service.clone()).await?;
+        tracing::info!(pod = %config.id, address = ?address, log = %wal.log_id().0, "pod is active");
+        Ok(Self { id: config.id, address, service, wal })
+    }
+
+    /// Where the pod listens, where that is TCP.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// The pod's name.
+    pub fn id(&self) -> &PodId {
+        &self.id
+    }
+
+    /// Takes nothing new, makes durable what was accepted, commits it, and ends. The gateways of open streams
+    /// are told to go elsewhere.
+    pub async fn drain(self) {
+        tracing::info!(pod = %self.id, streams = self.service.streams.count(), "pod is draining");
+        self.service.scope.drain();
+        let lanes = Arc::clone(&self.service.lanes);
+        let closed = tokio::task::spawn_blocking(move || lanes.close()).await;
+        if closed.is_err() {
+            tracing::error!(pod = %self.id, "a lane panicked while the pod drained");
+        }
+        self.service.tables.drain().await;
+        self.service.scope.cancel();
+        if let Err(late) = self.service.scope.join(Duration::from_secs(5)).await {
+            tracing::warn!(pod = %self.id, tasks = ?late, "tasks did not end in time");
+        }
+        self.wal.close().await;
+        tracing::info!(pod = %self.id, "pod has drained");
+    }
+}
+
+fn tables_config(config: &PodConfig) -> TablesConfig {
+    TablesConfig {
+        root: config.tables_dir.clone(),
+        pod: config.id.clone(),
+        flush_interval: config.flush_interval(),
+        target_file_bytes: config.target_file_bytes.0,
+        memory_bytes: config.memory_bytes.0,
+        checkpoint_interval: config.checkpoint_interval,
+    }
+}
+
+async fn open_log(config: &PodConfig) -> Result<(Wal, Replay), Error> {
+    let wal_config = WalConfig {
+        dir: config.wal_dir.clone(),
+        owner: config.id.clone(),
+        segment_bytes: config.segment_bytes.0,
+        bytes_max: config.wal_bytes_max.0,
+        group_bytes_max: GROUP_BYTES_MAX,
+        direct_io: true,
+        accept_loss: config.accept_loss,
+    };
+    let pod = config.id.clone();
+    let on_failure = move |error: &WalError| {
+        tracing::error!(%pod, %error, "the log has failed: nothing can be acked any more, the process ends");
+        std::process::exit(EXIT_LOG_FAILED);
+    };
+    let opened = tokio::task::spawn_blocking(|| Wal::open(wal_config, Box::new(on_failure))).await;
+    let opened = opened.map_err(|error| Error::internal(format!("opening the log: {error}")))?;
+    opened.map_err(|error| Error::invalid("wal", format!("pod {}: {}", config.id, chain(&error))))
+}
+
+async fn replay_log(replay: Replay, streams: &Streams, tables: &Tables, pod: &PodId) -> Result<(), Error> {
+    let (mut batches, mut records) = (0u64, 0u64);
+    let mut replay = Some(replay);
+    loop {
+        // Reading blocks; what it yields is given to the tables one by one, so that memory stays bounded.
+        let mut reading = replay.take().expect("put back below");
+        let read = tokio::task::spawn_blocking(move || (reading.next(), reading)).await;
+        let (entry, reading) = read.map_err(|error| Error::internal(format!("reading the log: {error}")))?;
+        replay = Some(reading);
+        let Some(entry) = entry else { break };
+        let (durable, bytes) =
+            entry.map_err(|error| Error::invalid("wal", format!("pod {pod}: {}", chain(&error))))?;
+        let position = durable.position();
+        let batch = Batch::decode(bytes).map_err(|error| {
+            let message =
+                format!("pod {pod}: log entry at {position} is whole but no batch: {}", chain(&error));
+            Error::invalid("wal_entry", format!("{message}; was it written by a newer Sluice?"))
+        })?;
+        for run in &batch.runs {
+            streams.logged(&batch.table_id, &run.stream, run.offsets.end);
+            records += run.offsets.count();
+        }
+        batches += 1;
+        tables.replay(durable, batch).await;
+    }
+    if batches > 0 {
+        tracing::info!(%pod, batches, records, "replayed the log");
+    }
+    Ok(())
+}
+
+async fn serve(config: &PodConfig, listen: Listen, service: PodService) -> Result<Option<SocketAddr>, Error> {
+    let scope = service.scope.clone();
+    let server = PodServer::new(service)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let mut builder = link::server();
+    let router = builder.add_service(server);
+    let stop = {
+        let scope = scope.clone();
+        async move { scope.cancelled().await }
+    };
+    let (serving, address): (futures_util::future::BoxFuture<'static, _>, _) = match listen {
+        Listen::Pipe(pipes) => (Box::pin(router.serve_with_incoming_shutdown(pipes, stop)), None),
+        Listen::Tcp => {
+            let cannot = |error: std::io::Error| {
+                let message = format!("pod {}: cannot listen on {}: {error}", config.id, config.listen);
+                Error::unavailable("cannot_listen", message)
+            };
+            let listener = TcpListener::bind(&config.listen).await.map_err(cannot)?;
+            let address = listener.local_addr().map_err(cannot)?;
+            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            (Box::pin(router.serve_with_incoming_shutdown(incoming, stop)), Some(address))
+        }
+    };
+    scope.spawn("pod server", async move {
+        if let Err(error) = serving.await {
+            tracing::error!(%error, "the pod service has ended");
+        }
+    });
+    Ok(address)
+}
+
+async fn sweep(scope: TaskScope, streams: Streams) {
+    let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+    loop {
+        tokio::select! {
+            biased; // stopping first
+            () = scope.draining() => return,
+            _ = ticks.tick() => streams.sweep(Instant::now()),
+        }
+    }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(": ");
+        line.push_str(&error.to_string());
+        cause = error.source();
+    }
+    line
+}

@@ -1,0 +1,134 @@
+//! What a pod can be told, with defaults that suit one machine.
+//!
+//! *Owns*: the `[pod]` section and its validation.
+//! *Does not own*: where it comes from (`shared::config`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+use sluice_shared::config::{ByteSize, ConfigError};
+use sluice_shared::ids::PodId;
+
+/// Smallest log segment: a batch of the largest record has to fit.
+const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+
+/// The `[pod]` section.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PodConfig {
+    /// Name of the pod; stays the same across restarts, and belongs to its log.
+    pub id: PodId,
+    /// `host:port` of the pod service; port 0 takes any free one.
+    pub listen: String,
+    /// Where the write-ahead log lives.
+    pub wal_dir: PathBuf,
+    /// Where the tables live, as `catalog/schema/table` below it. Shared by all pods of a pool.
+    pub tables_dir: PathBuf,
+    /// Whether a table that does not exist is made from the first records of its first stream.
+    pub auto_create: bool,
+    /// Decoding threads; 0 is one a core, at most 8.
+    pub lanes: usize,
+    /// Bytes of frames that are accepted but not yet durable, over all streams.
+    pub ingress_bytes: ByteSize,
+    /// Bytes of durable batches that wait in memory to be committed; past it they are read back from the log.
+    pub memory_bytes: ByteSize,
+    /// Largest single record.
+    pub record_bytes_max: ByteSize,
+    /// Size of a log segment.
+    pub segment_bytes: ByteSize,
+    /// Size of the whole log; when nothing can be trimmed, producers are slowed.
+    pub wal_bytes_max: ByteSize,
+    /// Whether the log starts although records in its middle are damaged, giving those up.
+    pub accept_loss: bool,
+    /// How long a durable record may wait before its table is flushed.
+    pub flush_interval_ms: u64,
+    /// A table is flushed earlier when its waiting batches reach this size.
+    pub target_file_bytes: ByteSize,
+    /// Table versions from one checkpoint to the next.
+    pub checkpoint_interval: u64,
+}
+
+impl Default for PodConfig {
+    fn default() -> Self {
+        Self {
+            id: "pod-1".parse().expect("a valid pod id"),
+            listen: "127.0.0.1:7171".to_owned(),
+            wal_dir: "data/pods/pod-1/wal".into(),
+            tables_dir: "data/tables".into(),
+            auto_create: false,
+            lanes: 0,
+            ingress_bytes: ByteSize::mib(256),
+            memory_bytes: ByteSize::mib(1024),
+            record_bytes_max: ByteSize::mib(10),
+            segment_bytes: ByteSize::mib(64),
+            wal_bytes_max: ByteSize::mib(4096),
+            accept_loss: false,
+            flush_interval_ms: 1000,
+            target_file_bytes: ByteSize::mib(128),
+            checkpoint_interval: 100,
+        }
+    }
+}
+
+impl PodConfig {
+    /// How long a durable record may wait before its table is flushed.
+    pub fn flush_interval(&self) -> Duration {
+        Duration::from_millis(self.flush_interval_ms)
+    }
+
+    /// How many lanes there are.
+    pub fn lane_count(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if self.lanes == 0 { cores.min(8) } else { self.lanes }
+    }
+
+    /// Checks how the values go together.
+    ///
+    /// # Errors
+    /// Names the keys at fault, and what they have to be.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let refuse = |message: String| Err(ConfigError::Relation(message));
+        if self.segment_bytes.0 < SEGMENT_BYTES_MIN || self.segment_bytes.0 < 2 * self.record_bytes_max.0 {
+            return refuse(format!(
+                "pod.segment_bytes is {}: it has to be at least 1MiB and twice pod.record_bytes_max ({})",
+                self.segment_bytes, self.record_bytes_max
+            ));
+        }
+        if self.wal_bytes_max.0 < 4 * self.segment_bytes.0 {
+            return refuse(format!(
+                "pod.wal_bytes_max is {}: it has to hold four segments of pod.segment_bytes ({})",
+                self.wal_bytes_max, self.segment_bytes
+            ));
+        }
+        if self.ingress_bytes < self.record_bytes_max {
+            return refuse(format!(
+                "pod.ingress_bytes is {}: it has to hold one record of pod.record_bytes_max ({})",
+                self.ingress_bytes, self.record_bytes_max
+            ));
+        }
+        if self.flush_interval_ms == 0 || self.checkpoint_interval == 0 {
+            return refuse(
+                "pod.flush_interval_ms and pod.checkpoint_interval have to be 1 or more".to_owned(),
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_fit_together() {
+        PodConfig::default().validate().expect("valid");
+    }
+
+    #[test]
+    fn a_segment_has_to_hold_a_record() {
+        let config = PodConfig { segment_bytes: ByteSize::mib(8), ..PodConfig::default() };
+        let error = config.validate().expect_err("too small").to_string();
+        assert!(error.contains("pod.segment_bytes is 8MiB"), "{error}");
+    }
+}

@@ -1,0 +1,357 @@
+//! Lanes: a pod's CPU-bound workers. A lane decodes the frames of many streams into one batch per table.
+//!
+//! A lane takes whatever frames wait, and seals a batch whenever the log can take one. While the log is busy the
+//! lane gathers more: batches grow with load by themselves, and at low load a record waits for nothing.
+//!
+//! *Owns*: open batches, their sealing, telling streams that their records are durable.
+//! *Does not own*: order within a stream (`stream::gate`), stable storage (`wal`).
+//! Keeps P8: a record that does not fit is noted in its run and told once that is durable.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Display;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use arrow::array::RecordBatch;
+use bytes::Bytes;
+use sluice_shared::error::Error;
+use sluice_shared::frame::{Encoding, count_lines};
+use sluice_shared::ids::{OffsetRange, SchemaId, StreamId, TableId};
+use sluice_shared::lifecycle::now_us;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::admission::Permit;
+use crate::decode::json::JsonDecoder;
+use crate::stream::progress::StreamProgress;
+use crate::stream::{FrameParts, Stream};
+use crate::table::Table;
+use crate::table::batch::{Batch, Reason, Refusal, Run};
+use crate::wal::{Durable, Slot, Wal};
+
+/// Frames that may wait for one lane; their bytes are bounded by the ingress budget.
+const FRAMES_WAITING_MAX: usize = 4096;
+/// A lane that holds this many payload bytes seals before it takes more.
+const BATCH_BYTES_MAX: usize = 4 << 20;
+/// Decoders of tables that have no open batch are kept for the next one, up to so many.
+const IDLE_DECODERS_MAX: usize = 256;
+
+/// What one frame may ask of a lane.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Largest single record.
+    pub record_bytes_max: usize,
+    /// Largest decoded size of one frame.
+    pub decoded_bytes_max: usize,
+}
+
+/// A frame that has passed its stream's gate.
+pub struct LaneFrame {
+    /// Its stream.
+    pub stream: Arc<Stream>,
+    /// Its offsets.
+    pub offsets: OffsetRange,
+    /// How many of its first records are here already.
+    pub skip: usize,
+    /// Its payload and budget.
+    pub parts: FrameParts,
+}
+
+/// The lanes of a pod.
+pub struct Lanes {
+    senders: Vec<mpsc::Sender<LaneFrame>>,
+    closing: CancellationToken,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Lanes {
+    /// Starts `count` lanes, each on its own thread.
+    ///
+    /// # Errors
+    /// Where the machine refuses another thread.
+    pub fn start(count: usize, wal: &Wal, limits: Limits) -> std::io::Result<Self> {
+        let closing = CancellationToken::new();
+        let (mut senders, mut threads) = (Vec::new(), Vec::new());
+        for number in 0..count {
+            let (sender, frames) = mpsc::channel(FRAMES_WAITING_MAX);
+            let task = LaneTask {
+                frames,
+                closing: closing.clone(),
+                wal: wal.clone(),
+                limits,
+                open: HashMap::new(),
+                sealing_order: VecDeque::new(),
+                idle: HashMap::new(),
+                payload_bytes: 0,
+            };
+            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+            let thread = std::thread::Builder::new().name(format!("lane-{number}"));
+            threads.push(thread.spawn(move || runtime.block_on(task.run()))?);
+            senders.push(sender);
+        }
+        Ok(Self { senders, closing, threads: Mutex::new(threads) })
+    }
+
+    /// The lane that is to take frames of `stream`: always the same, so that its records stay in order.
+    pub fn of(&self, stream: &StreamId) -> mpsc::Sender<LaneFrame> {
+        let hash = crc32c::crc32c(stream.as_str().as_bytes()) as usize;
+        self.senders[hash % self.senders.len()].clone()
+    }
+
+    /// Takes no more frames, and blocks until those that were taken are sealed and given to the log.
+    pub fn close(&self) {
+        self.closing.cancel();
+        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            assert!(thread.join().is_ok(), "a lane panicked");
+        }
+    }
+}
+
+struct LaneTask {
+    frames: mpsc::Receiver<LaneFrame>,
+    closing: CancellationToken,
+    wal: Wal,
+    limits: Limits,
+    /// Batches that still take records.
+    open: HashMap<Target, OpenBatch>,
+    /// The keys of `open`, the oldest first: no table starves another.
+    sealing_order: VecDeque<Target>,
+    /// Decoders without an open batch.
+    idle: HashMap<Target, JsonDecoder>,
+    /// Payload bytes in the open batches.
+    payload_bytes: usize,
+}
+
+/// Records of one table and one schema go into one batch.
+type Target = (TableId, SchemaId);
+
+/// A batch that still takes records. Its rows are `chunks`, then what `json` holds.
+struct OpenBatch {
+    table: Table,
+    json: Option<JsonDecoder>,
+    chunks: Vec<RecordBatch>,
+    runs: Vec<OpenRun>,
+    permits: Vec<Permit>,
+    payload_bytes: usize,
+}
+
+struct OpenRun {
+    run: Run,
+    progress: Arc<StreamProgress>,
+}
+
+impl LaneTask {
+    async fn run(mut self) {
+        let wal = self.wal.clone();
+        loop {
+            if self.open.is_empty() {
+                tokio::select! {
+                    biased; // frames first: closing waits until none is left
+                    frame = self.frames.recv() => match frame {
+                        Some(frame) => self.take(frame),
+                        None => return,
+                    },
+                    () = self.closing.cancelled(), if !self.frames.is_closed() => self.frames.close(),
+                }
+            }
+            self.take_waiting();
+            if self.open.is_empty() {
+                continue; // frames of failed streams, or the closing
+            }
+            let mut slot = pin!(wal.slot());
+            let slot = loop {
+                let has_room = self.payload_bytes < BATCH_BYTES_MAX;
+                tokio::select! {
+                    biased; // a free slot first: while the log is idle nothing is worth waiting for
+                    slot = &mut slot => break slot,
+                    Some(frame) = self.frames.recv(), if has_room => self.take(frame),
+                }
+            };
+            self.seal_oldest(slot);
+        }
+    }
+
+    fn take_waiting(&mut self) {
+        while self.payload_bytes < BATCH_BYTES_MAX {
+            match self.frames.try_recv() {
+                Ok(frame) => self.take(frame),
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn take(&mut self, frame: LaneFrame) {
+        let stream = Arc::clone(&frame.stream);
+        if stream.progress.has_fault() {
+            return; // what follows a frame that could not be read is given up
+        }
+        let (start, bytes) = (frame.offsets.start, frame.parts.payload.len());
+        let target = (stream.table.id().clone(), stream.table.schema_id());
+        let open = self.open.entry(target.clone()).or_insert_with(|| {
+            self.sealing_order.push_back(target.clone());
+            OpenBatch::new(stream.table.clone(), self.idle.remove(&target))
+        });
+        match open.append(frame, self.limits) {
+            Ok(()) => {
+                open.payload_bytes += bytes;
+                self.payload_bytes += bytes;
+            }
+            Err(error) => {
+                let offset = error.offset.unwrap_or(start);
+                stream.progress.fault(offset, error.at_offset(offset));
+            }
+        }
+        if open.runs.is_empty() {
+            self.open.remove(&target);
+            self.sealing_order.pop_back();
+        }
+    }
+
+    fn seal_oldest(&mut self, slot: Slot) {
+        let target = self.sealing_order.pop_front().expect("called with an open batch");
+        let mut open = self.open.remove(&target).expect("in step with the order");
+        self.payload_bytes -= open.payload_bytes;
+        open.close_json();
+        if let Some(decoder) = open.json.take()
+            && self.idle.len() < IDLE_DECODERS_MAX
+        {
+            self.idle.insert(target, decoder);
+        }
+        let sealed = open.seal();
+        let payload = match sealed.batch.encode() {
+            Ok(payload) => payload,
+            Err(error) => return sealed.fail(&error),
+        };
+        let bytes: usize = payload.iter().map(Bytes::len).sum();
+        let bytes_max = self.wal.payload_bytes_max();
+        if bytes as u64 > bytes_max {
+            return sealed.fail(&format!("a batch of {bytes} bytes, more than a log segment's {bytes_max}"));
+        }
+        let appended = self.wal.append(slot, payload, Box::new(move |durable| sealed.durable(durable)));
+        appended.expect("the size was checked");
+    }
+}
+
+impl OpenBatch {
+    fn new(table: Table, json: Option<JsonDecoder>) -> Self {
+        Self { table, json, chunks: Vec::new(), runs: Vec::new(), permits: Vec::new(), payload_bytes: 0 }
+    }
+
+    /// Decodes a frame to the end of the batch. Of a frame that fails, only what comes before the error's offset
+    /// is there.
+    fn append(
+        &mut self,
+        frame: LaneFrame,
+        Limits { record_bytes_max, decoded_bytes_max }: Limits,
+    ) -> Result<(), Error> {
+        let LaneFrame { stream, offsets, skip, parts } = frame;
+        let mut refused = Vec::new();
+        let mut refuse = |index: usize, reason: Reason| {
+            refused.push(Refusal { offset: offsets.start + index as u64, reason });
+        };
+        let mut end = offsets.end;
+        match stream.encoding {
+            Encoding::Json => {
+                let records = count_lines(&parts.payload);
+                if records as u64 != offsets.count() {
+                    let message =
+                        format!("frame of {} records: its payload has {records} lines", offsets.count());
+                    return Err(Error::invalid("count_mismatch", message));
+                }
+                let json = match &mut self.json {
+                    Some(json) => json,
+                    None => {
+                        self.json.insert(JsonDecoder::new(self.table.schema().clone(), record_bytes_max)?)
+                    }
+                };
+                let limit = json.bytes() + decoded_bytes_max;
+                let decoded = json.append_within(&parts.payload, skip, stream.unknown, limit, &mut refuse);
+                end = offsets.start + (skip + decoded.accepted + decoded.refused) as u64;
+            }
+            Encoding::Arrow => {
+                let count = usize::try_from(offsets.count()).expect("a frame fits in memory");
+                let mut decoder = stream.arrow.lock().unwrap_or_else(PoisonError::into_inner);
+                let chunks = decoder.decode(&parts.payload, count, skip, stream.unknown, &mut refuse)?;
+                self.close_json();
+                self.chunks.extend(chunks);
+            }
+        }
+        self.add_run(&stream, OffsetRange { start: offsets.start + skip as u64, end }, refused);
+        self.permits.push(parts.permit);
+        if end < offsets.end {
+            let message = format!(
+                "frame at offset {}: its records become rows of more than {decoded_bytes_max} bytes; send fewer at once",
+                offsets.start
+            );
+            return Err(Error::invalid("decoded_too_large", message).at_offset(end));
+        }
+        Ok(())
+    }
+
+    fn add_run(&mut self, stream: &Stream, offsets: OffsetRange, refused: Vec<Refusal>) {
+        if let Some(OpenRun { run, progress }) = self.runs.last_mut()
+            && Arc::ptr_eq(progress, &stream.progress)
+            && run.offsets.end == offsets.start
+        {
+            run.offsets.end = offsets.end;
+            run.refused.extend(refused);
+            return;
+        }
+        let run = Run { stream: stream.id.clone(), session: stream.session, offsets, refused };
+        self.runs.push(OpenRun { run, progress: Arc::clone(&stream.progress) });
+    }
+
+    /// Moves the rows out of the JSON builders, so that what comes next stands behind them.
+    fn close_json(&mut self) {
+        if let Some(json) = &mut self.json
+            && json.rows() > 0
+        {
+            self.chunks.push(json.finish());
+        }
+    }
+
+    fn seal(self) -> Sealed {
+        let (runs, progresses) = self.runs.into_iter().map(|open| (open.run, open.progress)).unzip();
+        let batch = Batch {
+            table: self.table.name().clone(),
+            table_id: self.table.id().clone(),
+            schema_id: self.table.schema_id(),
+            ingested_at_us: now_us(),
+            runs,
+            chunks: self.chunks,
+            schema: self.table.schema().clone(),
+        };
+        Sealed { batch, table: self.table, progresses, _permits: self.permits }
+    }
+}
+
+/// A sealed batch on its way to stable storage, with those who wait for it.
+struct Sealed {
+    batch: Batch,
+    table: Table,
+    /// One for each run.
+    progresses: Vec<Arc<StreamProgress>>,
+    /// Given back when the batch is durable.
+    _permits: Vec<Permit>,
+}
+
+impl Sealed {
+    /// Runs on a log writer's thread: tells the streams, then hands the batch to its table.
+    fn durable(self, durable: Durable) {
+        for (run, progress) in self.batch.runs.iter().zip(&self.progresses) {
+            progress.durable(run.offsets.end, &run.refused);
+        }
+        self.table.offer(durable, Arc::new(self.batch));
+    }
+
+    /// The batch cannot be written in any form: a bug. Its streams end at the first offset concerned.
+    fn fail(self, error: &dyn Display) {
+        tracing::error!(table = %self.batch.table, %error, "a batch cannot be written to the log");
+        for (run, progress) in self.batch.runs.iter().zip(&self.progresses) {
+            let message =
+                format!("table {}: records cannot be written to the log: {error}", self.batch.table);
+            progress.fault(run.offsets.start, Error::internal(message).at_offset(run.offsets.start));
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The pod service: what gateways and other pods can ask of a pod.
+//!
+//! *Owns*: the calls, opening a stream (table, record, fences), passing frames on, telling acks.
+//! *Does not own*: the wire (`shared::proto`), order (`stream`), decoding (`lane`).
+//! Keeps P3 and P8 on the way out: refusals are told before the ack that covers them.
+
+mod open;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sluice_shared::error::Error;
+use sluice_shared::ids::{LogId, OffsetRange, SessionId, StreamId, TableName};
+use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::proto;
+use sluice_shared::proto::stream_request::Kind as Ask;
+use sluice_shared::proto::stream_response::Kind as Answer;
+use sluice_shared::table::TableSpec;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+pub use self::open::Peers;
+use self::open::{Early, Opened, Opener};
+use crate::admission::Admission;
+use crate::lane::Lanes;
+use crate::stream::ack::AckTracker;
+use crate::stream::record::LogEntry;
+use crate::stream::{FrameParts, Hold, Sent, Streams};
+use crate::table::Tables;
+use crate::table::batch::Refusal;
+
+/// Answers that may wait for one gateway to read them.
+const ANSWERS_WAITING_MAX: usize = 8;
+/// Refusals told in one message.
+const REFUSALS_PER_MESSAGE: usize = 500;
+/// Code of the error that ends a call whose stream a newer call has taken over.
+const SUPERSEDED: &str = "superseded";
+/// How long a call may take to say what it wants.
+const OPEN_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Everything that a call needs. Clones share it.
+#[derive(Clone)]
+pub struct PodService {
+    /// Where calls run.
+    pub scope: TaskScope,
+    /// The ingress budget.
+    pub admission: Admission,
+    /// The streams of this pod.
+    pub streams: Streams,
+    /// Its lanes.
+    pub lanes: Arc<Lanes>,
+    /// Its tables.
+    pub tables: Tables,
+    /// Its log.
+    pub log: LogEntry,
+    /// The other pods of the pool.
+    pub peers: Peers,
+    /// Whether tables are made from the first records.
+    pub auto_create: bool,
+    /// Largest decoded size of one frame.
+    pub decoded_bytes_max: usize,
+}
+
+type StreamAnswer = Result<proto::StreamResponse, Status>;
+
+#[tonic::async_trait]
+impl proto::pod_server::Pod for PodService {
+    type StreamStream = ReceiverStream<StreamAnswer>;
+
+    async fn stream(
+        &self,
+        request: Request<Streaming<proto::StreamRequest>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
+        let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
+        let call = Call { service: self.clone(), requests: request.into_inner(), answers };
+        self.scope.spawn("stream", call.run());
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn fence(
+        &self,
+        request: Request<proto::FenceRequest>,
+    ) -> Result<Response<proto::FenceResponse>, Status> {
+        let request = request.into_inner();
+        let answered = self.fence_stream(&request).await?;
+        Ok(Response::new(proto::FenceResponse { durable_next: answered }))
+    }
+
+    async fn create_table(
+        &self,
+        request: Request<proto::CreateTableRequest>,
+    ) -> Result<Response<proto::TableDescription>, Status> {
+        let request = request.into_inner();
+        let name = table_name(&request.table)?;
+        let spec = TableSpec::from_json(&request.spec)?;
+        self.tables.create(&name, spec).await?;
+        self.describe(&name).await
+    }
+
+    async fn describe_table(
+        &self,
+        request: Request<proto::DescribeTableRequest>,
+    ) -> Result<Response<proto::TableDescription>, Status> {
+        let name = table_name(&request.into_inner().table)?;
+        self.describe(&name).await
+    }
+
+    async fn list_tables(
+        &self,
+        _: Request<proto::ListTablesRequest>,
+    ) -> Result<Response<proto::ListTablesResponse>, Status> {
+        let tables = self.tables.list().await?;
+        let tables = tables.iter().map(|name| name.as_str().to_owned()).collect();
+        Ok(Response::new(proto::ListTablesResponse { tables }))
+    }
+}
+
+fn table_name(text: &str) -> Result<TableName, Error> {
+    Ok(text.parse::<TableName>()?)
+}
+
+impl PodService {
+    async fn describe(&self, name: &TableName) -> Result<Response<proto::TableDescription>, Status> {
+        let description = self.tables.describe(name).await?;
+        let description = Bytes::from(description.to_string());
+        Ok(Response::new(proto::TableDescription { table: name.as_str().to_owned(), description }))
+    }
+
+    async fn fence_stream(&self, request: &proto::FenceRequest) -> Result<u64, Error> {
+        let ours = self.log.log;
+        if request.log.parse().ok().map(LogId) != Some(ours) {
+            let message = format!(
+                "pod {} writes log {}, not {}, which stream {} may have records in: bring that log's volume back",
+                self.log.pod, ours.0, request.log, request.stream
+            );
+            return Err(Error::unavailable("log_not_here", message));
+        }
+        let stream: StreamId = request.stream.parse()?;
+        let table = self.tables.open(&table_name(&request.table)?).await?;
+        self.streams.fence(table.id(), &stream, SessionId(request.session)).await
+    }
+}
+
+/// One `Stream` call.
+struct Call {
+    service: PodService,
+    requests: Streaming<proto::StreamRequest>,
+    answers: mpsc::Sender<StreamAnswer>,
+}
+
+/// How a call ended.
+enum End {
+    /// All that was asked for has been answered.
+    Finished,
+    /// The gateway went away; it may come back.
+    Detached,
+    /// The gateway is told why.
+    Failed(Error),
+}
+
+impl Call {
+    async fn run(mut self) {
+        let (end, hold) = match self.open().await {
+            Ok(opened) => {
+                let hold = opened.hold.clone();
+                (self.serve(opened).await, Some(hold))
+            }
+            Err(end) => (end, None),
+        };
+        if let Some(hold) = hold {
+            match &end {
+                End::Finished => self.service.streams.end(&hold),
+                End::Failed(error) if !error.retryable => self.service.streams.end(&hold),
+                End::Detached | End::Failed(_) => hold.detach(),
+            }
+        }
+        if let End::Failed(error) = end {
+            tracing::debug!(code = error.code, %error, "stream call failed");
+            let _ = self.answers.send(Err(error.into())).await; // a gateway that is gone needs no answer
+        }
+    }
+
+    async fn open(&mut self) -> Result<Opened, End> {
+        let first = tokio::time::timeout(OPEN_DEADLINE, self.requests.message()).await;
+        let open = match first {
+            Ok(Ok(Some(proto::StreamRequest { kind: Some(Ask::Open(open)) }))) => open,
+            Ok(Ok(None) | Err(_)) => return Err(End::Detached),
+            Ok(Ok(Some(_))) | Err(_) => {
+                let message = "stream call: the first message has to be `open`, within ten seconds";
+                return Err(End::Failed(Error::invalid("expected_open", message)));
+            }
+        };
+        let opener = Opener { service: &self.service, requests: &mut self.requests, answers: &self.answers };
+        tokio::select! {
+            biased; // cancelled first: an open may take long
+            () = self.service.scope.draining() => Err(End::Failed(self.service.draining())),
+            opened = opener.open(open) => opened,
+        }
+    }
+
+    async fn serve(&mut self, opened: Opened) -> End {
+        let Opened { hold, early, next_offset } = opened;
+        let service = self.service.clone();
+        let (finish, finishing) = watch::channel(None);
+        let progress = Arc::clone(&hold.stream.progress);
+        let receive = async {
+            match receive(&service, &mut self.requests, &hold, early).await {
+                Ok(Some(when)) => drop(finish.send(Some(when))),
+                Ok(None) => return End::Detached,
+                // Not the stream's failure: it goes on in another call.
+                Err(error) if error.code == SUPERSEDED => return End::Failed(error),
+                Err(error) => progress.fail(error),
+            }
+            std::future::pending().await // the answers end the call
+        };
+        tokio::select! {
+            biased; // the ways to end first; then answers, which free the producer's window
+            () = hold.superseded.cancelled() => superseded(&hold),
+            () = service.scope.cancelled() => End::Failed(service.draining()),
+            end = answer(&self.answers, &hold, finishing, next_offset) => end,
+            end = receive => end,
+        }
+    }
+}
+
+impl PodService {
+    fn draining(&self) -> Error {
+        Error::unavailable(
+            "draining",
+            format!("pod {} is going away: open the stream elsewhere", self.log.pod),
+        )
+    }
+}
+
+fn superseded(hold: &Hold) -> End {
+    match hold.stream.progress.failure() {
+        Some(error) => End::Failed(error.clone()),
+        None => End::Failed(Error::unavailable(
+            SUPERSEDED,
+            format!("stream {}: a newer call of its session has taken it over", hold.stream.id),
+        )),
+    }
+}
+
+/// Takes frames until the producer finishes (Some), the gateway goes away (None), or something is wrong.
+async fn receive(
+    service: &PodService,
+    requests: &mut Streaming<proto::StreamRequest>,
+    hold: &Hold,
+    early: Early,
+) -> Result<Option<proto::Finish>, Error> {
+    let lane = service.lanes.of(&hold.stream.id);
+    for frame in early.frames {
+        pass(service, &lane, hold, frame).await?;
+    }
+    if early.finish.is_some() {
+        return Ok(early.finish);
+    }
+    loop {
+        let request = tokio::select! {
+            biased; // a pod that drains takes nothing new
+            () = service.scope.draining() => return Err(service.draining()),
+            request = requests.message() => request,
+        };
+        let Ok(Some(request)) = request else { return Ok(None) };
+        match request.kind {
+            Some(Ask::Frames(frames)) => {
+                for frame in frames.frames {
+                    pass(service, &lane, hold, frame).await?;
+                }
+            }
+            Some(Ask::Finish(finish)) => return Ok(Some(finish)),
+            Some(Ask::Open(_)) | None => return Err(unexpected_message()),
+        }
+    }
+}
+
+fn unexpected_message() -> Error {
+    Error::invalid("unexpected_message", "stream call: expected frames or finish after the open")
+}
+
+async fn pass(
+    service: &PodService,
+    lane: &mpsc::Sender<crate::lane::LaneFrame>,
+    hold: &Hold,
+    frame: proto::Frame,
+) -> Result<(), Error> {
+    let (stream, first) = (&hold.stream.id, frame.first_offset);
+    let offsets =
+        OffsetRange::from_count(first, u64::from(frame.count)).filter(|offsets| !offsets.is_empty());
+    let Some(offsets) = offsets else {
+        let message = format!("stream {stream}: frame at offset {first} of {} records", frame.count);
+        return Err(Error::invalid("empty_frame", message).at_offset(first));
+    };
+    let permit = service.admission.admit(frame.payload.len()).await;
+    let room = lane.reserve().await.map_err(|_| service.draining())?;
+    match hold.send(offsets, room, FrameParts { payload: frame.payload, permit }) {
+        Sent::Taken | Sent::Duplicate => Ok(()),
+        Sent::Gap { expected } => {
+            let message =
+                format!("stream {stream}: frame at offset {first}, expected {expected}: records are missing");
+            Err(Error::invalid("offset_gap", message).at_offset(first))
+        }
+        Sent::NotHolder => {
+            Err(Error::unavailable(SUPERSEDED, format!("stream {stream} is held by another call")))
+        }
+    }
+}
+
+/// Tells what becomes durable and committed until all is answered or the stream has failed.
+async fn answer(
+    answers: &mpsc::Sender<StreamAnswer>,
+    hold: &Hold,
+    mut finishing: watch::Receiver<Option<proto::Finish>>,
+    next_offset: u64,
+) -> End {
+    let progress = &hold.stream.progress;
+    let mut acks = AckTracker::at(next_offset);
+    loop {
+        let next = hold.stream.next_offset();
+        let failure = progress.failure().filter(|_| progress.settled_at(next).is_some());
+        let finish = *finishing.borrow_and_update();
+        let now = progress.take();
+        for refusals in now.refusals.chunks(REFUSALS_PER_MESSAGE) {
+            if !tell(answers, Answer::Rejections(rejections(refusals))).await {
+                return End::Detached;
+            }
+        }
+        if let Some(ack) = acks.next(&now)
+            && !tell(answers, Answer::Ack(ack)).await
+        {
+            return End::Detached;
+        }
+        if let Some(failure) = failure {
+            return End::Failed(failure.clone());
+        }
+        if finish.is_some_and(|finish| now.covers(next, finish.committed)) {
+            let told = tell(answers, Answer::Finished(proto::Finished {})).await;
+            return if told { End::Finished } else { End::Detached };
+        }
+        tokio::select! {
+            biased; // the order is of no consequence: both lead to another look
+            () = progress.changed() => {}
+            Ok(()) = finishing.changed() => {}
+        }
+    }
+}
+
+async fn tell(answers: &mpsc::Sender<StreamAnswer>, answer: Answer) -> bool {
+    answers.send(Ok(proto::StreamResponse { kind: Some(answer) })).await.is_ok()
+}
+
+fn rejections(refusals: &[Refusal]) -> proto::Rejections {
+    let rejection = |refusal: &Refusal| proto::Rejection {
+        offset: refusal.offset,
+        code: refusal.reason.code.to_owned(),
+        column: refusal.reason.column.clone().unwrap_or_default(),
+        message: refusal.reason.message.clone(),
+    };
+    proto::Rejections { rejections: refusals.iter().map(rejection).collect() }
+}

@@ -1,0 +1,329 @@
+//! Opening a stream: its table, its record, the fences of older sessions, its place in this pod.
+//!
+//! *Owns*: the steps of an open, and making a table from the first records where that is allowed.
+//! *Does not own*: serving the stream afterwards (`service`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sluice_shared::error::{Error, ErrorKind};
+use sluice_shared::frame::{Encoding, UnknownFields};
+use sluice_shared::ids::{PodId, SchemaId, SessionId, StreamId, StreamName, TableName};
+use sluice_shared::link::{self, PodAddress};
+use sluice_shared::proto;
+use sluice_shared::proto::pod_client::PodClient;
+use sluice_shared::proto::stream_request::Kind as Ask;
+use sluice_shared::proto::stream_response::Kind as Answer;
+use sluice_shared::table::TableSpec;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use super::{End, PodService, StreamAnswer, table_name, tell};
+use crate::decode::{arrow, infer};
+use crate::stream::record::{FIRST_SESSION, LogEntry, Records};
+use crate::stream::{Hold, Opening};
+use crate::table::Table;
+
+/// How long the first records of a table are gathered before its schema is inferred from them.
+const INFER_WAIT: Duration = Duration::from_millis(200);
+/// Bytes of first records that are enough to infer from.
+const INFER_BYTES: usize = 1 << 20;
+/// How long another pod may take to fence a stream.
+const FENCE_TIMEOUT: Duration = Duration::from_secs(35);
+
+/// The other pods of the pool, for what they have to be asked.
+#[derive(Clone, Default)]
+pub struct Peers {
+    channels: Arc<HashMap<PodId, Channel>>,
+}
+
+impl Peers {
+    /// Peers at these addresses. Connects when one is first asked.
+    ///
+    /// # Errors
+    /// `Invalid` for an address that is none.
+    pub fn new(addresses: &[(PodId, PodAddress)]) -> Result<Self, Error> {
+        let channel = |(id, address): &(PodId, PodAddress)| Ok((id.clone(), link::channel(address)?));
+        Ok(Self { channels: Arc::new(addresses.iter().map(channel).collect::<Result<_, Error>>()?) })
+    }
+
+    async fn fence(
+        &self,
+        table: &Table,
+        stream: &StreamId,
+        session: SessionId,
+        log: &LogEntry,
+    ) -> Result<u64, Error> {
+        let cannot_ask = |why: String| {
+            let message = format!(
+                "stream {stream}: the log of pod {} may hold records of it, and the pod cannot be asked ({why}); \
+                 start it again",
+                log.pod
+            );
+            Error::unavailable("log_unreachable", message)
+        };
+        let channel =
+            self.channels.get(&log.pod).ok_or_else(|| cannot_ask("unknown to this pod".to_owned()))?;
+        let mut request = tonic::Request::new(proto::FenceRequest {
+            table: table.name().as_str().to_owned(),
+            stream: stream.as_str().to_owned(),
+            session: session.0,
+            log: log.log.0.to_string(),
+        });
+        request.set_timeout(FENCE_TIMEOUT);
+        let answer = PodClient::new(channel.clone()).fence(request).await;
+        answer.map(|answer| answer.into_inner().durable_next).map_err(|status| cannot_ask(status.to_string()))
+    }
+}
+
+/// An open stream.
+pub(super) struct Opened {
+    pub(super) hold: Hold,
+    /// What came before the stream could take it.
+    pub(super) early: Early,
+    /// The offset that the gateway was told to send from.
+    pub(super) next_offset: u64,
+}
+
+/// What a producer sent before its stream could take it.
+#[derive(Default)]
+pub(super) struct Early {
+    pub(super) frames: Vec<proto::Frame>,
+    pub(super) finish: Option<proto::Finish>,
+}
+
+/// What an open asks for, in the domain's words.
+#[derive(Clone)]
+struct Wish {
+    table: TableName,
+    name: Option<StreamName>,
+    stream: Option<StreamId>,
+    session: SessionId,
+    resume_at: u64,
+    encoding: Encoding,
+    unknown: UnknownFields,
+    schema: Bytes,
+}
+
+impl TryFrom<proto::Open> for Wish {
+    type Error = Error;
+
+    fn try_from(open: proto::Open) -> Result<Self, Error> {
+        let encoding = match open.encoding() {
+            proto::Encoding::Json => Encoding::Json,
+            proto::Encoding::Arrow => Encoding::Arrow,
+            proto::Encoding::Unspecified => {
+                return Err(Error::invalid("invalid_open", "open: its encoding is not stated"));
+            }
+        };
+        let name = Some(open.name).filter(|name| !name.is_empty()).map(|name| name.parse()).transpose()?;
+        let stream = Some(open.stream).filter(|id| !id.is_empty()).map(|id| id.parse()).transpose()?;
+        if name.is_none() && stream.is_none() {
+            return Err(Error::invalid("invalid_open", "open: it names neither a stream nor a stream id"));
+        }
+        Ok(Self {
+            table: table_name(&open.table)?,
+            name,
+            stream,
+            session: SessionId(open.session),
+            resume_at: open.resume_at,
+            encoding,
+            unknown: if open.ignore_unknown { UnknownFields::Ignore } else { UnknownFields::Refuse },
+            schema: open.schema,
+        })
+    }
+}
+
+/// A stream's identity and where it goes on.
+struct Place {
+    id: StreamId,
+    session: SessionId,
+    next_offset: u64,
+}
+
+/// The parts of a call that an open needs.
+pub(super) struct Opener<'a> {
+    pub(super) service: &'a PodService,
+    pub(super) requests: &'a mut Streaming<proto::StreamRequest>,
+    pub(super) answers: &'a mpsc::Sender<StreamAnswer>,
+}
+
+impl Opener<'_> {
+    pub(super) async fn open(mut self, open: proto::Open) -> Result<Opened, End> {
+        let wish = Wish::try_from(open).map_err(End::Failed)?;
+        self.service.admission.check_open().map_err(End::Failed)?;
+        match self.table(&wish).await.map_err(End::Failed)? {
+            Some(table) => {
+                let (hold, next_offset) = self.hold(&wish, table.clone()).await.map_err(End::Failed)?;
+                self.tell_opened(&hold.stream.id, hold.stream.session, next_offset, Some(table.schema_id()))
+                    .await?;
+                Ok(Opened { hold, early: Early::default(), next_offset })
+            }
+            None => self.open_with_inferred_table(&wish).await,
+        }
+    }
+
+    /// The table, made from the stated schema where it does not exist; None where it is to be inferred.
+    async fn table(&self, wish: &Wish) -> Result<Option<Table>, Error> {
+        match self.service.tables.open(&wish.table).await {
+            Ok(table) => {
+                if !wish.schema.is_empty() {
+                    let mut decoder = arrow::ArrowDecoder::new(table.schema().clone(), 0);
+                    decoder.check_schema(&wish.schema, wish.unknown)?;
+                }
+                Ok(Some(table))
+            }
+            Err(error) if error.kind != ErrorKind::NotFound => Err(error),
+            Err(_) if !wish.schema.is_empty() => {
+                let schema = TableSpec::normalise(&*arrow::decode_schema(&wish.schema)?)?;
+                self.create_or_open(wish, TableSpec::new(schema, Vec::new(), BTreeMap::new())?)
+                    .await
+                    .map(Some)
+            }
+            Err(_) if self.service.auto_create => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Another stream may be faster; then its table counts.
+    async fn create_or_open(&self, wish: &Wish, spec: TableSpec) -> Result<Table, Error> {
+        match self.service.tables.create(&wish.table, spec).await {
+            Err(error) if error.code == "table_exists" => self.service.tables.open(&wish.table).await,
+            other => other,
+        }
+    }
+
+    async fn hold(&self, wish: &Wish, table: Table) -> Result<(Hold, u64), Error> {
+        let place = match (&wish.name, &wish.stream) {
+            (None, Some(id)) => Place { id: id.clone(), session: wish.session, next_offset: wish.resume_at },
+            (Some(name), _) => self.named(&table, name, wish).await?,
+            (None, None) => return Err(Error::internal("an open without a stream was let through")),
+        };
+        let opening = Opening {
+            id: place.id,
+            session: place.session,
+            table,
+            encoding: wish.encoding,
+            unknown: wish.unknown,
+        };
+        let hold = self.service.streams.open(opening, place.next_offset, self.service.decoded_bytes_max)?;
+        Ok((hold, place.next_offset))
+    }
+
+    /// Begins a new session of a named stream, or goes on in the one that the gateway names.
+    async fn named(&self, table: &Table, name: &StreamName, wish: &Wish) -> Result<Place, Error> {
+        let (records, ours) = (Records::new(table.store(), name.clone()), &self.service.log);
+        if wish.session.0 > 0 {
+            let record = records.join_session(wish.session, ours).await?;
+            return Ok(Place { id: record.stream(), session: wish.session, next_offset: wish.resume_at });
+        }
+        let record = records.begin_session(ours).await?;
+        let (id, session) = (record.stream(), record.session);
+        let mut in_logs = 0;
+        let mut in_other_logs = 0;
+        for log in &record.logs {
+            if log == ours {
+                in_logs = in_logs.max(self.service.streams.fence(table.id(), &id, session).await?);
+            } else {
+                in_other_logs = in_other_logs.max(self.service.peers.fence(table, &id, session, log).await?);
+            }
+        }
+        let in_table = table.watermark(&id).await?;
+        if record.logs.len() > 1 && in_other_logs <= in_table {
+            records.keep_only(&record, ours).await?;
+        }
+        Ok(Place { id, session, next_offset: in_table.max(in_logs).max(in_other_logs) })
+    }
+
+    /// Opens first, so that the producer sends; then makes the table from what it sent.
+    async fn open_with_inferred_table(&mut self, wish: &Wish) -> Result<Opened, End> {
+        // There is no table, so there can be no record of an older session either.
+        let id = match (&wish.stream, &wish.name) {
+            (Some(id), _) => id.clone(),
+            (None, Some(name)) => StreamId::named(name, 0),
+            (None, None) => {
+                return Err(End::Failed(Error::internal("an open without a stream was let through")));
+            }
+        };
+        self.tell_opened(&id, FIRST_SESSION, wish.resume_at, None).await?;
+        let early = self.first_frames().await?;
+        let Some(first) = early.frames.first() else {
+            // Finished without a record: nothing to make a table from, and nothing to wait for.
+            let told = tell(self.answers, Answer::Finished(proto::Finished {})).await;
+            return Err(if told { End::Finished } else { End::Detached });
+        };
+        let spec = inferred(wish.encoding, &early.frames);
+        let spec = spec.map_err(|error| End::Failed(error.at_offset(first.first_offset)))?;
+        let table = self.create_or_open(wish, spec).await.map_err(End::Failed)?;
+        let wish = Wish { session: FIRST_SESSION, schema: Bytes::new(), ..wish.clone() };
+        let (hold, next_offset) = self.hold(&wish, table).await.map_err(End::Failed)?;
+        Ok(Opened { hold, early, next_offset })
+    }
+
+    /// The frames of the first moments: at least one, unless the producer finishes without.
+    async fn first_frames(&mut self) -> Result<Early, End> {
+        let mut early = Early::default();
+        let mut bytes = 0;
+        let mut enough_at = None;
+        while bytes < INFER_BYTES {
+            let enough = async {
+                match enough_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let request = tokio::select! {
+                biased; // what has come is taken before the waiting ends
+                request = self.requests.message() => request,
+                () = enough => break,
+            };
+            let Ok(Some(request)) = request else { return Err(End::Detached) };
+            match request.kind {
+                Some(Ask::Frames(more)) => {
+                    bytes += more.frames.iter().map(|frame| frame.payload.len()).sum::<usize>();
+                    early.frames.extend(more.frames);
+                    enough_at.get_or_insert(Instant::now() + INFER_WAIT);
+                }
+                Some(Ask::Finish(finish)) => {
+                    early.finish = Some(finish);
+                    break;
+                }
+                Some(Ask::Open(_)) | None => return Err(End::Failed(super::unexpected_message())),
+            }
+        }
+        Ok(early)
+    }
+
+    async fn tell_opened(
+        &self,
+        stream: &StreamId,
+        session: SessionId,
+        next_offset: u64,
+        schema: Option<SchemaId>,
+    ) -> Result<(), End> {
+        let opened = proto::Opened {
+            stream: stream.as_str().to_owned(),
+            session: session.0,
+            next_offset,
+            schema_id: schema.map_or(0, |schema| schema.0),
+            schema_pinned: schema.is_some(),
+        };
+        if tell(self.answers, Answer::Opened(opened)).await { Ok(()) } else { Err(End::Detached) }
+    }
+}
+
+/// What a table has to look like for these records to fit.
+fn inferred(encoding: Encoding, frames: &[proto::Frame]) -> Result<TableSpec, Error> {
+    let schema = match encoding {
+        Encoding::Json => {
+            let payloads: Vec<&[u8]> = frames.iter().map(|frame| frame.payload.as_ref()).collect();
+            infer::infer(&payloads.join(&b'\n'))?
+        }
+        Encoding::Arrow => TableSpec::normalise(&*arrow::decode_schema(&frames[0].payload)?)?,
+    };
+    TableSpec::new(schema, Vec::new(), BTreeMap::new())
+}

@@ -1,0 +1,287 @@
+//! Records of named streams: who holds a stream, and which logs may hold its runs.
+//!
+//! A record is a short log of objects, `_sluice/streams/<uuid of the name>/<n>.json`, beside the table's data: the
+//! highest n counts. A change is one put-if-absent of n + 1, which every object store and every file system can
+//! do; a nonce tells whether a put whose reply was lost was ours.
+//!
+//! *Owns*: the record, and changing it by compare-and-swap.
+//! *Does not own*: fencing the logs that it names (`service`).
+
+use std::sync::Arc;
+
+use futures_util::TryStreamExt;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use serde::{Deserialize, Serialize};
+use sluice_shared::error::Error;
+use sluice_shared::ids::{LogId, PodId, SessionId, StreamId, StreamName};
+use uuid::Uuid;
+
+/// Older versions of a record that are kept behind the newest, for a reader that has just listed them.
+const OLD_VERSIONS_KEPT: u64 = 4;
+/// Tries against rivals before an open is given up as `Unavailable`.
+const TRIES_MAX: u32 = 20;
+/// The session of a stream's first producer.
+pub const FIRST_SESSION: SessionId = SessionId(1);
+
+/// Who holds a named stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamRecord {
+    /// The stream's name, to tell it from another whose name has the same hash.
+    pub name: StreamName,
+    /// How often a stream of this name was begun anew.
+    pub incarnation: u64,
+    /// The newest session.
+    pub session: SessionId,
+    /// The logs that may hold runs of the stream that the table does not have yet.
+    pub logs: Vec<LogEntry>,
+    nonce: Uuid,
+}
+
+/// A log, and the pod that writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogEntry {
+    /// The log.
+    pub log: LogId,
+    /// Its pod.
+    pub pod: PodId,
+}
+
+impl StreamRecord {
+    /// The stream's id.
+    pub fn stream(&self) -> StreamId {
+        StreamId::named(&self.name, self.incarnation)
+    }
+}
+
+/// One named stream's record in its table's storage.
+pub struct Records {
+    store: Arc<dyn ObjectStore>,
+    folder: Path,
+    name: StreamName,
+}
+
+impl Records {
+    /// The record of `name` in the table at `root`.
+    pub fn new((store, root): (Arc<dyn ObjectStore>, Path), name: StreamName) -> Self {
+        let hash = Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_str().as_bytes()).simple().to_string();
+        let folder = root.join("_sluice").join("streams").join(hash);
+        Self { store, folder, name }
+    }
+
+    /// Begins a new session: raises the session number and adds `log`. Answers the new record, in which all logs
+    /// still stand that the older sessions may have written to.
+    ///
+    /// # Errors
+    /// `Unavailable` where the storage fails or rivals are always faster.
+    pub async fn begin_session(&self, log: &LogEntry) -> Result<StreamRecord, Error> {
+        self.change(|old| {
+            let mut new = old.unwrap_or_else(|| self.first());
+            new.session.0 += 1;
+            add(&mut new.logs, log);
+            Ok(Some(new))
+        })
+        .await
+    }
+
+    /// Goes on in `session`: adds `log`, so that a newer session will ask it too.
+    ///
+    /// # Errors
+    /// `Fenced` where there is a newer session; `NotFound` where the stream is not known; `Unavailable`.
+    pub async fn join_session(&self, session: SessionId, log: &LogEntry) -> Result<StreamRecord, Error> {
+        self.change(|old| {
+            // A session that opened before its table was made is the first, and has no record yet.
+            let first = || Some(StreamRecord { session: FIRST_SESSION, ..self.first() });
+            let Some(mut record) = old.or_else(|| first().filter(|_| session == FIRST_SESSION)) else {
+                let message = format!("stream {}: no record of it beside its table", self.name);
+                return Err(Error::not_found("stream_not_found", message));
+            };
+            if record.session != session {
+                return Err(super::fenced(&record.stream(), session));
+            }
+            let added = add(&mut record.logs, log);
+            Ok(added.then_some(record))
+        })
+        .await
+    }
+
+    /// Drops all logs but `log` where the record is still `known`: the others have nothing that is not in the
+    /// table. Does nothing where the record has changed.
+    ///
+    /// # Errors
+    /// `Unavailable` where the storage fails.
+    pub async fn keep_only(&self, known: &StreamRecord, log: &LogEntry) -> Result<(), Error> {
+        self.change(|old| {
+            let unchanged = old.filter(|old| old.nonce == known.nonce);
+            Ok(unchanged.map(|old| StreamRecord { logs: vec![log.clone()], ..old }))
+        })
+        .await
+        .map(|_| ())
+    }
+
+    fn first(&self) -> StreamRecord {
+        let name = self.name.clone();
+        StreamRecord { name, incarnation: 0, session: SessionId(0), logs: Vec::new(), nonce: Uuid::nil() }
+    }
+
+    /// Compare-and-swap. `change` answers None to leave the record as it is.
+    async fn change(
+        &self,
+        change: impl Fn(Option<StreamRecord>) -> Result<Option<StreamRecord>, Error> + Send + Sync,
+    ) -> Result<StreamRecord, Error> {
+        for _ in 0..TRIES_MAX {
+            let newest = self.newest().await?;
+            let (number, old) = match newest {
+                Some((number, record)) => (number + 1, Some(record)),
+                None => (0, None),
+            };
+            let Some(mut record) = change(old.clone())? else {
+                return old
+                    .ok_or_else(|| Error::internal("a stream record was left as it is, but there is none"));
+            };
+            record.nonce = Uuid::new_v4();
+            if self.put(number, &record).await? {
+                self.delete_old(number).await;
+                return Ok(record);
+            }
+        }
+        let message =
+            format!("stream {}: other producers open it at the same time, again and again", self.name);
+        Err(Error::unavailable("stream_contended", message))
+    }
+
+    async fn newest(&self) -> Result<Option<(u64, StreamRecord)>, Error> {
+        for _ in 0..TRIES_MAX {
+            let objects = self.store.list(Some(&self.folder)).try_collect::<Vec<_>>().await;
+            let objects = objects.map_err(|error| self.failed("list", &error))?;
+            let numbers = objects.iter().filter_map(|object| number(&object.location));
+            let Some(newest) = numbers.max() else { return Ok(None) };
+            // A version that was listed may be gone by now: then there are newer ones.
+            if let Some(record) = self.get(newest).await? {
+                return Ok(Some((newest, record)));
+            }
+        }
+        Err(Error::unavailable(
+            "stream_contended",
+            format!("stream {}: its record changes too fast", self.name),
+        ))
+    }
+
+    async fn get(&self, number: u64) -> Result<Option<StreamRecord>, Error> {
+        let bytes = match self.store.get(&self.path(number)).await {
+            Ok(object) => object.bytes().await,
+            Err(error) => Err(error),
+        };
+        let bytes = match bytes {
+            Ok(bytes) => bytes,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(self.failed("read", &error)),
+        };
+        let record: StreamRecord =
+            serde_json::from_slice(&bytes).map_err(|error| self.failed("understand", &error))?;
+        if record.name != self.name {
+            let message =
+                format!("streams {} and {} have one hash: rename one of them", self.name, record.name);
+            return Err(Error::invalid("stream_name_collision", message));
+        }
+        Ok(Some(record))
+    }
+
+    async fn put(&self, number: u64, record: &StreamRecord) -> Result<bool, Error> {
+        let bytes = serde_json::to_vec(record).expect("a record is plain JSON");
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        match self.store.put_opts(&self.path(number), bytes.into(), options).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. }) => {
+                let winner = self.get(number).await?;
+                Ok(winner.is_some_and(|winner| winner.nonce == record.nonce))
+            }
+            Err(error) => Err(self.failed("write", &error)),
+        }
+    }
+
+    async fn delete_old(&self, newest: u64) {
+        let Some(old) = newest.checked_sub(OLD_VERSIONS_KEPT) else { return };
+        // What is left behind is read by nobody: the next change tries its own oldest.
+        if let Err(error) = self.store.delete(&self.path(old)).await {
+            tracing::debug!(stream = %self.name, %error, "an old stream record stays");
+        }
+    }
+
+    fn path(&self, number: u64) -> Path {
+        self.folder.clone().join(format!("{number:020}.json"))
+    }
+
+    fn failed(&self, what: &str, error: &dyn std::fmt::Display) -> Error {
+        let message = format!("stream {}: cannot {what} its record in {}: {error}", self.name, self.folder);
+        Error::unavailable("stream_record", message)
+    }
+}
+
+fn number(path: &Path) -> Option<u64> {
+    path.filename()?.strip_suffix(".json")?.parse().ok()
+}
+
+fn add(logs: &mut Vec<LogEntry>, log: &LogEntry) -> bool {
+    let missing = !logs.contains(log);
+    if missing {
+        logs.push(log.clone());
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::memory::InMemory;
+    use sluice_shared::error::ErrorKind;
+
+    use super::*;
+
+    fn records(store: &Arc<InMemory>) -> Records {
+        let store: Arc<dyn ObjectStore> = Arc::clone(store) as _;
+        Records::new((store, Path::from("t")), "loader".parse().expect("valid"))
+    }
+
+    fn log(pod: &str) -> LogEntry {
+        LogEntry { log: LogId(Uuid::new_v4()), pod: pod.parse().expect("valid") }
+    }
+
+    #[tokio::test]
+    async fn a_new_session_fences_the_older_wherever_it_is() {
+        let records = records(&Arc::new(InMemory::new()));
+        let (a, b) = (log("a"), log("b"));
+        let first = records.begin_session(&a).await.expect("begun");
+        assert_eq!(first.session, SessionId(1));
+        let moved = records.join_session(first.session, &b).await.expect("joined");
+        assert_eq!(moved.logs, [a.clone(), b.clone()]);
+        let second = records.begin_session(&b).await.expect("begun");
+        assert_eq!((second.session, second.logs), (SessionId(2), vec![a, b.clone()]));
+        let error = records.join_session(first.session, &b).await.expect_err("older");
+        assert_eq!(error.kind, ErrorKind::Fenced);
+    }
+
+    #[tokio::test]
+    async fn rivals_get_different_sessions() {
+        let store = Arc::new(InMemory::new());
+        let opens = (0..8).map(|_| async {
+            let records = records(&store);
+            records.begin_session(&log("a")).await.expect("begun").session.0
+        });
+        let mut sessions = futures_util::future::join_all(opens).await;
+        sessions.sort_unstable();
+        assert_eq!(sessions, (1..=8).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn logs_are_dropped_only_from_the_record_that_was_seen() {
+        let records = records(&Arc::new(InMemory::new()));
+        let (a, b) = (log("a"), log("b"));
+        let seen = records.begin_session(&a).await.expect("begun");
+        let seen = records.join_session(seen.session, &b).await.expect("joined");
+        let newer = records.begin_session(&b).await.expect("begun");
+        records.keep_only(&seen, &b).await.expect("no change");
+        records.keep_only(&newer, &b).await.expect("changed");
+        let record = records.join_session(newer.session, &b).await.expect("joined");
+        assert_eq!(record.logs, [b]);
+    }
+}

@@ -1,0 +1,444 @@
+//! Rows to Parquet: which rows of which batches, as the table has them now, split by partition values.
+//!
+//! *Owns*: the system columns, casting of rows of an older schema, Parquet settings, file names.
+//! *Does not own*: which runs are eligible (`home`), Delta's side of a file (`delta`), the thread it runs on.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, Int64Array, RecordBatch, RecordBatchOptions, StringBuilder, TimestampMicrosecondArray,
+    UInt64Array, new_null_array,
+};
+use arrow::compute::{CastOptions, can_cast_types, cast_with_options, concat_batches, take_record_batch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::error::ArrowError;
+use arrow::row::{RowConverter, SortField};
+use object_store::path::Path;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::ArrowWriterOptions;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+
+use super::batch::{Batch, Run};
+use super::delta::{DataFile, DeltaError, FileStats, Place, Shape};
+
+/// Rows go to the writer in portions of at least so many: statistics are taken per portion.
+const PORTION_ROWS: usize = 8192;
+/// A row group's rows at most.
+const ROW_GROUP_ROWS: usize = 1 << 20;
+
+/// The columns that let any reader prove and sort by order.
+pub fn system_fields() -> [Field; 3] {
+    let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+    [
+        Field::new("_stream", DataType::Utf8, true),
+        Field::new("_offset", DataType::Int64, true),
+        Field::new("_ingested_at", utc, true),
+    ]
+}
+
+/// Whether a table has the system columns.
+pub fn has_system_columns(schema: &Schema) -> bool {
+    let has = |field: &Field| {
+        schema.field_with_name(field.name()).is_ok_and(|f| f.data_type() == field.data_type())
+    };
+    system_fields().iter().all(has)
+}
+
+/// A table's columns without the system columns.
+pub fn producers_schema(schema: &SchemaRef) -> SchemaRef {
+    if !has_system_columns(schema) {
+        return Arc::clone(schema);
+    }
+    let system = system_fields();
+    let is_system = |name: &str| system.iter().any(|field| field.name() == name);
+    let fields = schema.fields().iter().filter(|field| !is_system(field.name())).cloned();
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+}
+
+/// Why rows could not become files.
+#[derive(Debug, thiserror::Error)]
+pub enum EncodeError {
+    /// The rows do not fit the table as it is now.
+    #[error(transparent)]
+    Misfit(#[from] Misfit),
+    /// Delta's side.
+    #[error(transparent)]
+    Delta(#[from] DeltaError),
+    /// Arrow's side.
+    #[error("rows: {0}")]
+    Arrow(#[from] ArrowError),
+    /// Parquet's side.
+    #[error("parquet: {0}")]
+    Parquet(#[from] ParquetError),
+}
+
+/// Rows of an older schema that cannot be cast.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("column `{column}`: {why}")]
+pub struct Misfit {
+    /// Which column.
+    pub column: String,
+    /// Why its values do not fit.
+    pub why: String,
+}
+
+/// A run's offsets from `from` to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// Index of the run in its batch.
+    pub run: usize,
+    /// First offset to take.
+    pub from: u64,
+}
+
+/// Rows to write: some runs' ends, by rising run.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// Where the rows are.
+    pub batch: Arc<Batch>,
+    /// Which of them.
+    pub pieces: Vec<Piece>,
+}
+
+/// A file's bytes, not yet stored.
+pub struct Encoded {
+    /// Where it goes.
+    pub path: Path,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    name: String,
+    place: Place,
+    stats: FileStats,
+}
+
+impl Encoded {
+    /// The file, once its `bytes` are stored.
+    ///
+    /// # Errors
+    /// Where its statistics cannot be made.
+    pub fn into_file(self, bytes: u64) -> Result<DataFile, DeltaError> {
+        self.place.file(&self.name, bytes, self.stats)
+    }
+}
+
+/// Encodes rows: a file for each combination of partition values. Takes long: call it on a blocking thread.
+///
+/// # Errors
+/// `Misfit` where rows do not fit the table; else a broken invariant.
+pub fn encode(shape: &Shape, sources: &[Source]) -> Result<Vec<Encoded>, EncodeError> {
+    let mut files = Files::new(shape)?;
+    let mut portion = Portion::default();
+    for source in sources {
+        for rows in source_rows(shape, source)? {
+            if let Some(rows) = portion.add(rows, PORTION_ROWS)? {
+                files.write(&rows)?;
+            }
+        }
+    }
+    if let Some(rows) = portion.rest()? {
+        files.write(&rows)?;
+    }
+    files.finish()
+}
+
+/// Encodes rows that have the table's columns already.
+///
+/// # Errors
+/// A broken invariant.
+pub fn encode_rows(shape: &Shape, rows: &RecordBatch) -> Result<Vec<Encoded>, EncodeError> {
+    let mut files = Files::new(shape)?;
+    files.write(rows)?;
+    files.finish()
+}
+
+/// Which runs of a batch do not fit the table as it is now: none in steady state, found by schema alone.
+pub fn misfits(shape: &Shape, batch: &Batch) -> Vec<(usize, Misfit)> {
+    let target = producers_schema(&shape.schema);
+    if batch.chunks.iter().all(|chunk| align(&target, chunk).is_ok()) {
+        return Vec::new();
+    }
+    let runs = batch.runs.iter().enumerate().filter_map(|(index, run)| {
+        let slices = slices(batch, run_rows(batch, index, run.offsets.start));
+        let misfit = slices.iter().find_map(|rows| align(&target, rows).err())?;
+        Some((index, misfit))
+    });
+    runs.collect()
+}
+
+/// Rows and offsets of a run from one offset on.
+pub fn run_slices(batch: &Batch, run: usize, from: u64) -> (Vec<RecordBatch>, Vec<u64>) {
+    let offsets = row_offsets(&batch.runs[run], from).collect();
+    (slices(batch, run_rows(batch, run, from)), offsets)
+}
+
+fn row_offsets(run: &Run, from: u64) -> impl Iterator<Item = u64> {
+    let mut refused = run.refused.iter().map(|refusal| refusal.offset).peekable();
+    (run.offsets.start..run.offsets.end)
+        .filter(move |offset| refused.next_if_eq(offset).is_none())
+        .filter(move |offset| *offset >= from)
+}
+
+fn run_rows(batch: &Batch, index: usize, from: u64) -> Range<usize> {
+    let first: usize = batch.runs[..index].iter().map(Run::rows).sum();
+    let run = &batch.runs[index];
+    first + rows_before(run, from)..first + run.rows()
+}
+
+fn rows_before(run: &Run, from: u64) -> usize {
+    let refused = run.refused.partition_point(|refusal| refusal.offset < from);
+    usize::try_from(from - run.offsets.start).unwrap_or(usize::MAX) - refused
+}
+
+fn slices(batch: &Batch, rows: Range<usize>) -> Vec<RecordBatch> {
+    let (mut first, mut slices) = (0, Vec::new());
+    for chunk in &batch.chunks {
+        let end = first + chunk.num_rows();
+        let (from, to) = (rows.start.max(first), rows.end.min(end));
+        if from < to {
+            slices.push(chunk.slice(from - first, to - from));
+        }
+        first = end;
+    }
+    slices
+}
+
+/// Neighbouring rows of one batch, with their system columns.
+struct Segment {
+    rows: Range<usize>,
+    streams: StringBuilder,
+    offsets: Vec<i64>,
+}
+
+fn segments(source: &Source) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    let (mut first, mut pieces) = (0, source.pieces.iter().peekable());
+    for (index, run) in source.batch.runs.iter().enumerate() {
+        let end = first + run.rows();
+        if let Some(piece) = pieces.next_if(|piece| piece.run == index) {
+            let rows = first + rows_before(run, piece.from)..end;
+            match segments.last_mut() {
+                Some(last) if last.rows.end == rows.start => last.rows.end = rows.end,
+                _ => segments.push(Segment {
+                    rows: rows.clone(),
+                    streams: StringBuilder::new(),
+                    offsets: Vec::new(),
+                }),
+            }
+            let segment = segments.last_mut().expect("just made");
+            rows.for_each(|_| segment.streams.append_value(run.stream.as_str()));
+            let offsets = row_offsets(run, piece.from);
+            segment.offsets.extend(offsets.map(|offset| i64::try_from(offset).unwrap_or(i64::MAX)));
+        }
+        first = end;
+    }
+    segments
+}
+
+fn source_rows(shape: &Shape, source: &Source) -> Result<Vec<RecordBatch>, EncodeError> {
+    let target = producers_schema(&shape.schema);
+    let with_system = has_system_columns(&shape.schema);
+    let mut rows = Vec::new();
+    for mut segment in segments(source) {
+        let count = segment.rows.len();
+        let ingested_at = TimestampMicrosecondArray::from_value(source.batch.ingested_at_us, count);
+        let system: [ArrayRef; 3] = [
+            Arc::new(segment.streams.finish()),
+            Arc::new(Int64Array::from(std::mem::take(&mut segment.offsets))),
+            Arc::new(ingested_at.with_timezone("UTC")),
+        ];
+        let mut first = 0;
+        for slice in slices(&source.batch, segment.rows.clone()) {
+            let aligned = align(&target, &slice)?;
+            let columns = if with_system {
+                let system = system.each_ref().map(|column| column.slice(first, slice.num_rows()));
+                with_system_columns(&shape.schema, &aligned, system)
+            } else {
+                aligned.columns().to_vec()
+            };
+            first += slice.num_rows();
+            rows.push(RecordBatch::try_new(Arc::clone(&shape.schema), columns)?);
+        }
+    }
+    Ok(rows)
+}
+
+fn with_system_columns(schema: &Schema, rows: &RecordBatch, system: [ArrayRef; 3]) -> Vec<ArrayRef> {
+    let named: HashMap<String, ArrayRef> =
+        system_fields().into_iter().map(|field| field.name().clone()).zip(system).collect();
+    let mut own = rows.columns().iter();
+    let columns = schema.fields().iter().map(|field| match named.get(field.name()) {
+        Some(column) => Arc::clone(column),
+        None => Arc::clone(own.next().expect("the producers' columns are the others")),
+    });
+    columns.collect()
+}
+
+/// Rows as the table has them now: by name, missing ones null, cast where no value is lost.
+fn align(target: &SchemaRef, rows: &RecordBatch) -> Result<RecordBatch, Misfit> {
+    let misfit = |column: &str, why: String| Misfit { column: column.to_owned(), why };
+    let schema = rows.schema();
+    for (field, column) in schema.fields().iter().zip(rows.columns()) {
+        if target.field_with_name(field.name()).is_err() && column.null_count() < column.len() {
+            return Err(misfit(field.name(), "the table has no such column any more".to_owned()));
+        }
+    }
+    let columns = target.fields().iter().map(|field| {
+        let column = match rows.column_by_name(field.name()) {
+            Some(column) => cast(column, field)?,
+            None => new_null_array(field.data_type(), rows.num_rows()),
+        };
+        if !field.is_nullable() && column.null_count() > 0 {
+            return Err(misfit(field.name(), "the table allows no nulls in it".to_owned()));
+        }
+        Ok(column)
+    });
+    let columns = columns.collect::<Result<Vec<_>, Misfit>>()?;
+    let options = RecordBatchOptions::new().with_row_count(Some(rows.num_rows()));
+    RecordBatch::try_new_with_options(Arc::clone(target), columns, &options)
+        .map_err(|error| misfit("(all)", error.to_string()))
+}
+
+fn cast(column: &ArrayRef, field: &Field) -> Result<ArrayRef, Misfit> {
+    let (from, to) = (column.data_type(), field.data_type());
+    if from == to {
+        return Ok(Arc::clone(column));
+    }
+    let misfit = |why: String| Misfit { column: field.name().clone(), why };
+    if !can_cast_types(from, to) {
+        return Err(misfit(format!("{from} cannot become the table's {to}")));
+    }
+    let options = CastOptions { safe: false, ..CastOptions::default() };
+    cast_with_options(column, to, &options).map_err(|error| misfit(error.to_string()))
+}
+
+/// Gathers small slices.
+#[derive(Default)]
+struct Portion {
+    rows: Vec<RecordBatch>,
+    count: usize,
+}
+
+impl Portion {
+    fn add(&mut self, rows: RecordBatch, enough: usize) -> Result<Option<RecordBatch>, ArrowError> {
+        self.count += rows.num_rows();
+        self.rows.push(rows);
+        if self.count < enough { Ok(None) } else { self.rest() }
+    }
+
+    fn rest(&mut self) -> Result<Option<RecordBatch>, ArrowError> {
+        self.count = 0;
+        let rows = std::mem::take(&mut self.rows);
+        match &rows[..] {
+            [] => Ok(None),
+            [only] => Ok(Some(only.clone())),
+            [first, ..] => concat_batches(&first.schema(), &rows).map(Some),
+        }
+    }
+}
+
+struct FileWriter {
+    name: String,
+    place: Place,
+    stats: FileStats,
+    writer: ArrowWriter<Vec<u8>>,
+}
+
+impl FileWriter {
+    fn new(shape: &Shape, place: Place) -> Result<Self, EncodeError> {
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
+            .set_statistics_enabled(EnabledStatistics::Chunk)
+            .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
+            .set_created_by(concat!("sluice ", env!("CARGO_PKG_VERSION")).to_owned())
+            .build();
+        let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+        let writer = ArrowWriter::try_new_with_options(Vec::new(), Arc::clone(&shape.file_schema), options)?;
+        let name = format!("part-{}.parquet", uuid::Uuid::now_v7());
+        Ok(Self { name, stats: place.stats(), place, writer })
+    }
+
+    fn write(&mut self, rows: &RecordBatch) -> Result<(), EncodeError> {
+        self.stats.merge(rows)?;
+        Ok(self.writer.write(rows)?)
+    }
+
+    fn finish(self) -> Result<Encoded, EncodeError> {
+        let bytes = self.writer.into_inner()?;
+        let path = self.place.path(&self.name)?;
+        Ok(Encoded { path, bytes, name: self.name, place: self.place, stats: self.stats })
+    }
+}
+
+/// One open file for each combination of partition values.
+struct Files<'a> {
+    shape: &'a Shape,
+    partition_indices: Vec<usize>,
+    file_indices: Vec<usize>,
+    keys: Option<RowConverter>,
+    open: HashMap<Box<[u8]>, FileWriter>,
+}
+
+impl<'a> Files<'a> {
+    fn new(shape: &'a Shape) -> Result<Self, EncodeError> {
+        let index = |name: &String| shape.schema.index_of(name);
+        let partition_indices =
+            shape.partition_columns.iter().map(index).collect::<Result<Vec<usize>, ArrowError>>()?;
+        let file_indices =
+            (0..shape.schema.fields().len()).filter(|i| !partition_indices.contains(i)).collect();
+        let fields =
+            partition_indices.iter().map(|i| SortField::new(shape.schema.field(*i).data_type().clone()));
+        let keys =
+            (!partition_indices.is_empty()).then(|| RowConverter::new(fields.collect())).transpose()?;
+        Ok(Self { shape, partition_indices, file_indices, keys, open: HashMap::new() })
+    }
+
+    fn write(&mut self, rows: &RecordBatch) -> Result<(), EncodeError> {
+        let Some(keys) = &self.keys else {
+            return self.write_to(Box::default(), rows, &[], 0);
+        };
+        let columns: Vec<ArrayRef> =
+            self.partition_indices.iter().map(|index| Arc::clone(rows.column(*index))).collect();
+        let converted = keys.convert_columns(&columns)?;
+        let mut groups: HashMap<Box<[u8]>, Vec<u64>> = HashMap::new();
+        for (row, key) in (0u64..).zip(converted.iter()) {
+            match groups.get_mut(key.as_ref()) {
+                Some(group) => group.push(row),
+                None => drop(groups.insert(key.as_ref().into(), vec![row])),
+            }
+        }
+        for (key, group) in groups {
+            let first = usize::try_from(group[0]).unwrap_or(usize::MAX);
+            let rows = if group.len() == rows.num_rows() {
+                rows.clone()
+            } else {
+                take_record_batch(rows, &UInt64Array::from(group))?
+            };
+            self.write_to(key, &rows, &columns, first)?;
+        }
+        Ok(())
+    }
+
+    fn write_to(
+        &mut self,
+        key: Box<[u8]>,
+        rows: &RecordBatch,
+        columns: &[ArrayRef],
+        row: usize,
+    ) -> Result<(), EncodeError> {
+        let file = match self.open.entry(key) {
+            std::collections::hash_map::Entry::Occupied(open) => open.into_mut(),
+            std::collections::hash_map::Entry::Vacant(vacant) => {
+                vacant.insert(FileWriter::new(self.shape, self.shape.place(columns, row)?)?)
+            }
+        };
+        file.write(&rows.project(&self.file_indices)?)
+    }
+
+    fn finish(self) -> Result<Vec<Encoded>, EncodeError> {
+        self.open.into_values().map(FileWriter::finish).collect()
+    }
+}

@@ -1,0 +1,757 @@
+//! A table's task: gathers durable batches, writes what is eligible, has it committed, tells and releases.
+//!
+//! *Owns*: what waits for the table (in memory within the pod's budget, else in the log alone), held runs, the
+//! order of a flush: judge, set aside, write, commit, tell, release.
+//! *Does not own*: the rule and the commit (`home`), files (`parquet`), which tables there are (`table`).
+//! Keeps P7 here: memory beyond the budget is given up, never data.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use object_store::ObjectStoreExt;
+use sluice_shared::error::Error;
+use sluice_shared::ids::{OffsetRange, StreamId, TableName};
+use sluice_shared::lifecycle::{TaskScope, now_us};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use super::TablesConfig;
+use super::batch::{Batch, BatchError, Run};
+use super::delta::{DataFile, DeltaError, Shape};
+use super::home::{CommitOutcome, CommitRequest, HomeConfig, HomeError, HomeHandle, View};
+use super::parquet::{EncodeError, Piece, Source, encode, misfits};
+use super::rejected::{self, Cause, RejectError, Rejects};
+use super::watermark::{RunKey, Verdict, judge_all};
+use crate::stream::progress::StreamProgress;
+use crate::wal::{Durable, Wal, WalError};
+
+/// With held runs the table is read anew at least so often (DESIGN section 11 rule 10).
+const HELD_RELOAD: Duration = Duration::from_secs(1);
+/// Pauses after failures grow from this to `PAUSE_MAX`.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Files that one flush encodes at the same time at most.
+const FILES_AT_ONCE_MAX: usize = 8;
+
+/// Memory that waiting batches of all tables of a pod may hold.
+#[derive(Debug)]
+pub struct Budget {
+    used: AtomicU64,
+    most: u64,
+}
+
+/// A batch's part of the budget, until it is dropped.
+#[derive(Debug)]
+#[must_use]
+struct Permit {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Budget {
+    /// A budget of so many bytes.
+    pub fn new(most: u64) -> Self {
+        Self { used: AtomicU64::new(0), most }
+    }
+
+    /// Bytes in use.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn take(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
+        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.most);
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        taken.ok().map(|_| Permit { budget: Arc::clone(self), bytes })
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A durable batch that is not committed yet.
+struct Entry {
+    durable: Durable,
+    /// Not there where the budget was used up, or while its runs are held: the log has it.
+    rows: Option<(Arc<Batch>, Option<Permit>)>,
+    /// Bytes of its rows in memory, as far as known; else of its entry in the log.
+    bytes: u64,
+    /// When it was sealed; when it was offered where that is not known.
+    sealed_us: i64,
+    /// Its runs that are not settled, with their index in the batch. Not there until the rows were looked at.
+    open: Option<Vec<(usize, RunKey)>>,
+}
+
+impl Entry {
+    fn runs(batch: &Batch) -> Vec<(usize, RunKey)> {
+        batch.runs.iter().map(run_key).enumerate().collect()
+    }
+}
+
+fn run_key(run: &Run) -> RunKey {
+    let (start, end) = (run.offsets.start, run.offsets.end);
+    RunKey { stream: run.stream.clone(), session: run.session, start, end }
+}
+
+/// What waits, and who waits for that.
+#[derive(Default)]
+struct Waiting {
+    entries: VecDeque<Entry>,
+    bytes: u64,
+    since: Option<Instant>,
+    drains: Vec<oneshot::Sender<()>>,
+    /// The task is gone: nothing is taken any more.
+    ended: bool,
+}
+
+/// Counts for people.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Runs that wait for their predecessors.
+    pub held_runs: AtomicU64,
+    /// Records set aside in `<table>__rejected`.
+    pub set_aside: AtomicU64,
+    /// Log entries that a stopped table keeps.
+    pub stranded: AtomicU64,
+    /// Batches that were read back from the log.
+    pub read_back: AtomicU64,
+    /// When the oldest batch in work was sealed; 0 where there is none.
+    oldest_us: AtomicU64,
+}
+
+/// An open table, as its task and its handles share it.
+pub struct OpenTable {
+    pub(super) name: TableName,
+    pub(super) home: HomeHandle,
+    pub(super) home_config: HomeConfig,
+    pub(super) counts: Counts,
+    config: TablesConfig,
+    wal: Wal,
+    budget: Arc<Budget>,
+    waiting: Mutex<Waiting>,
+    wake: Notify,
+    followers: Mutex<HashMap<StreamId, Arc<StreamProgress>>>,
+    stopped: OnceLock<Error>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl OpenTable {
+    /// Opens a table and starts its task.
+    ///
+    /// # Errors
+    /// As `HomeHandle::start`.
+    pub(super) async fn start(
+        home_config: HomeConfig,
+        config: TablesConfig,
+        wal: Wal,
+        budget: Arc<Budget>,
+        scope: &TaskScope,
+    ) -> Result<Arc<Self>, HomeError> {
+        let home = HomeHandle::start(home_config.clone(), scope).await?;
+        let table = Arc::new(Self {
+            name: home_config.name.clone(),
+            home,
+            home_config,
+            counts: Counts::default(),
+            config,
+            wal,
+            budget,
+            waiting: Mutex::default(),
+            wake: Notify::new(),
+            followers: Mutex::default(),
+            stopped: OnceLock::new(),
+        });
+        let task = TableTask {
+            table: Arc::clone(&table),
+            held: Vec::new(),
+            reloaded: Instant::now(),
+            scope: scope.clone(),
+        };
+        scope.spawn("table", task.run());
+        Ok(table)
+    }
+
+    /// Why nothing is written to the table any more.
+    pub(super) fn stopped(&self) -> Option<&Error> {
+        self.stopped.get()
+    }
+
+    /// Takes a durable batch: never blocks, for it is called on the log's threads.
+    pub(super) fn offer(&self, durable: Durable, batch: Arc<Batch>) {
+        let bytes = batch.memory_bytes() as u64;
+        let sealed_us = batch.ingested_at_us;
+        let rows = self.budget.take(bytes).map(|permit| (batch, Some(permit)));
+        let mut waiting = lock(&self.waiting);
+        if waiting.ended {
+            // Dropped, not released: the log keeps it.
+            self.counts.stranded.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        waiting.entries.push_back(Entry { durable, rows, bytes, sealed_us, open: None });
+        waiting.bytes += bytes;
+        let is_first = waiting.since.is_none();
+        waiting.since.get_or_insert_with(Instant::now);
+        let is_due = waiting.bytes >= self.config.target_file_bytes;
+        drop(waiting);
+        if is_first || is_due {
+            self.wake.notify_one();
+        }
+    }
+
+    pub(super) fn follow(&self, stream: &StreamId, progress: Arc<StreamProgress>) {
+        lock(&self.followers).insert(stream.clone(), Arc::clone(&progress));
+        let view = self.home.view();
+        progress.committed(view.map.next(stream), view.version.number());
+        if let Some(error) = self.stopped() {
+            progress.fail(error.clone());
+        }
+    }
+
+    pub(super) fn unfollow(&self, stream: &StreamId) {
+        lock(&self.followers).remove(stream);
+    }
+
+    fn tell(&self, view: &View) {
+        for (stream, progress) in lock(&self.followers).iter() {
+            progress.committed(view.map.next(stream), view.version.number());
+        }
+    }
+
+    /// Resolves when all that was offered is settled, held runs excepted.
+    pub(super) async fn drain(&self) {
+        let (drained, done) = oneshot::channel();
+        {
+            let mut waiting = lock(&self.waiting);
+            if waiting.ended {
+                return;
+            }
+            waiting.drains.push(drained);
+        }
+        self.wake.notify_one();
+        // The task answers, or has ended.
+        let _ = done.await;
+    }
+
+    /// Age of the oldest batch that is not committed.
+    pub(super) fn lag(&self) -> Duration {
+        let in_work = self.counts.oldest_us.load(Ordering::Relaxed);
+        let waiting = lock(&self.waiting).entries.front().map(|entry| entry.sealed_us);
+        let in_work = i64::try_from(in_work).ok().filter(|us| *us > 0);
+        let oldest = in_work.into_iter().chain(waiting).min();
+        let age_us = oldest.map_or(0, |us| now_us().saturating_sub(us));
+        Duration::from_micros(u64::try_from(age_us).unwrap_or(0))
+    }
+}
+
+/// What to do next.
+enum Next {
+    Flush,
+    /// Look again whether held runs have become eligible.
+    Reload,
+    Stop,
+}
+
+/// Why a flush did not come through.
+#[derive(Debug, thiserror::Error)]
+enum FlushError {
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    #[error("read back from the log: {0}")]
+    Log(#[from] WalError),
+    #[error("read back from the log: {0}")]
+    Batch(#[from] BatchError),
+    #[error("encode a file: {0}")]
+    Encode(#[from] EncodeError),
+    #[error("write a file: {0}")]
+    Store(#[from] object_store::Error),
+    #[error("write a file: {0}")]
+    Delta(#[from] DeltaError),
+    #[error("set records aside: {0}")]
+    Reject(#[from] RejectError),
+    #[error("a task of the flush ended early: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+struct TableTask {
+    table: Arc<OpenTable>,
+    /// Entries with runs that wait for their predecessors, without their rows.
+    held: Vec<Entry>,
+    /// When the table was last read anew for them.
+    reloaded: Instant,
+    scope: TaskScope,
+}
+
+impl TableTask {
+    async fn run(mut self) {
+        while self.table.stopped().is_none() {
+            match self.next().await {
+                Next::Stop => break,
+                Next::Flush => {
+                    // A steady flow of runs that are all held must not keep the table from being read anew.
+                    if self.held_reload().is_some_and(|at| at <= Instant::now()) {
+                        self.reload().await;
+                    }
+                    let entries = self.take();
+                    self.settle(entries).await;
+                }
+                Next::Reload => self.reload().await,
+            }
+            self.answer_drains().await;
+        }
+        let mut waiting = lock(&self.table.waiting);
+        waiting.ended = true;
+        // Whoever drains is answered by that.
+        waiting.drains.clear();
+    }
+
+    /// When held runs want the table to be read anew.
+    fn held_reload(&self) -> Option<Instant> {
+        (!self.held.is_empty()).then_some(self.reloaded + HELD_RELOAD)
+    }
+
+    async fn reload(&mut self) {
+        self.reloaded = Instant::now();
+        match self.table.home.reload().await {
+            Ok(view) => self.table.tell(&view),
+            Err(HomeError::Stopped(error)) => self.stop(&error),
+            Err(HomeError::Again(error)) => {
+                tracing::warn!(table = %self.table.name, %error, "cannot read the table anew: trying again");
+            }
+        }
+        self.settle(Vec::new()).await;
+    }
+
+    async fn next(&self) -> Next {
+        let table = &self.table;
+        loop {
+            let (is_due, since, drains) = {
+                let waiting = lock(&table.waiting);
+                let is_full = waiting.bytes >= table.config.target_file_bytes;
+                (is_full, waiting.since, !waiting.drains.is_empty())
+            };
+            let is_hasty = drains || self.scope.is_draining();
+            if since.is_some() && (is_due || is_hasty) || drains {
+                return Next::Flush;
+            }
+            let flush_at = since.map(|since| since + table.config.flush_interval);
+            tokio::select! {
+                biased; // stopping wins; a flush brings held runs with it
+                () = self.scope.cancelled() => return Next::Stop,
+                () = table.wake.notified() => {}
+                () = self.scope.draining(), if !self.scope.is_draining() => {}
+                () = at(flush_at) => return Next::Flush,
+                () = at(self.held_reload()) => return Next::Reload,
+            }
+        }
+    }
+
+    /// Takes what is at hand for one flush.
+    fn take(&self) -> Vec<Entry> {
+        let most = self.table.config.target_file_bytes.saturating_mul(files_at_once() as u64);
+        let mut waiting = lock(&self.table.waiting);
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        while let Some(entry) =
+            waiting.entries.pop_front_if(|entry| bytes == 0 || bytes + entry.bytes <= most)
+        {
+            bytes += entry.bytes;
+            taken.push(entry);
+        }
+        waiting.bytes -= bytes;
+        waiting.since = waiting.entries.front().map(|_| Instant::now());
+        if let Some(oldest) = taken.iter().chain(&self.held).map(|entry| entry.sealed_us).min() {
+            let oldest = u64::try_from(oldest).unwrap_or(0);
+            self.table.counts.oldest_us.store(oldest, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    /// Flushes until it comes through, the table is stopped, or the pod stops.
+    async fn settle(&mut self, entries: Vec<Entry>) {
+        let mut at_hand = std::mem::take(&mut self.held);
+        at_hand.extend(entries);
+        let mut pause = PAUSE_MIN;
+        while !at_hand.is_empty() && self.table.stopped().is_none() {
+            match self.flush(&mut at_hand).await {
+                Ok(()) => break,
+                Err(FlushError::Home(HomeError::Stopped(error))) => self.stop(&error),
+                Err(error) => {
+                    tracing::warn!(table = %self.table.name, %error, "flush failed: trying again");
+                    let cancelled = tokio::select! {
+                        biased; // stopping wins over waiting
+                        () = self.scope.cancelled() => true,
+                        () = tokio::time::sleep(pause) => false,
+                    };
+                    if cancelled {
+                        break;
+                    }
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+        if self.table.stopped().is_some() {
+            self.strand(&mut at_hand);
+        }
+        let oldest = at_hand.iter().map(|entry| entry.sealed_us).min().unwrap_or(0);
+        self.table.counts.oldest_us.store(u64::try_from(oldest).unwrap_or(0), Ordering::Relaxed);
+        let held: usize = at_hand.iter().filter_map(|entry| entry.open.as_ref()).map(Vec::len).sum();
+        self.table.counts.held_runs.store(held as u64, Ordering::Relaxed);
+        self.held = at_hand;
+    }
+
+    /// One round: everything at hand that is eligible goes into one version. Leaves held entries in `at_hand`.
+    async fn flush(&self, at_hand: &mut Vec<Entry>) -> Result<(), FlushError> {
+        self.load(at_hand, |entry| entry.open.is_none()).await?;
+        for entry in at_hand.iter_mut().filter(|entry| entry.open.is_none()) {
+            entry.open = entry.rows.as_ref().map(|(batch, _)| Entry::runs(batch));
+        }
+        let (mut written, mut set_aside) = (Written::default(), HashSet::new());
+        let mut view = View::clone(&self.table.home.view());
+        loop {
+            let mut round = Round::judge(&view, at_hand);
+            self.load_eligible(at_hand, &round).await?;
+            let rejects = round.rejects(&view.version.shape, at_hand, &mut set_aside);
+            self.set_aside(rejects.map_err(RejectError::from)?, &round).await?;
+            self.write(&view.version.shape, at_hand, &round, &mut written).await?;
+            let request = CommitRequest {
+                shape: Arc::clone(&view.version.shape),
+                files: written.files(),
+                runs: round.judged(),
+            };
+            match self.table.home.commit(request).await? {
+                CommitOutcome::Committed(view) => {
+                    self.table.tell(&view);
+                    round.settle(at_hand);
+                    return Ok(());
+                }
+                CommitOutcome::Changed(newer) => {
+                    self.table.tell(&newer);
+                    view = newer;
+                }
+            }
+        }
+    }
+
+    async fn load_eligible(&self, at_hand: &mut [Entry], round: &Round) -> Result<(), FlushError> {
+        let mut wanted = vec![false; at_hand.len()];
+        round.runs.iter().filter(|run| run.needs_rows()).for_each(|run| wanted[run.entry] = true);
+        let mut wanted = wanted.into_iter();
+        self.load(at_hand, |_| wanted.next().unwrap_or(false)).await
+    }
+
+    /// Reads rows back from the log. They may exceed the budget by one flush.
+    async fn load(
+        &self,
+        at_hand: &mut [Entry],
+        mut wanted: impl FnMut(&Entry) -> bool,
+    ) -> Result<(), FlushError> {
+        for entry in at_hand {
+            if !wanted(entry) || entry.rows.is_some() {
+                continue;
+            }
+            // One entry at a time, on this thread: the log's page is most likely still in memory.
+            let bytes = tokio::task::block_in_place(|| self.table.wal.read(&entry.durable))?;
+            let batch = Arc::new(Batch::decode(bytes)?);
+            let permit = self.table.budget.take(batch.memory_bytes() as u64);
+            entry.rows = Some((batch, permit));
+            self.table.counts.read_back.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    async fn set_aside(&self, rejects: Rejects, round: &Round) -> Result<(), FlushError> {
+        if rejects.is_empty() {
+            return Ok(());
+        }
+        let table = &self.table;
+        let count = rejects.len();
+        let config = &table.home_config;
+        let directory = config.directory.as_ref().to_owned() + rejected::SUFFIX;
+        rejected::append(&config.delta, &config.store, &directory.into(), rejects).await?;
+        for run in round.runs.iter().filter(|run| !run.aside.is_empty()) {
+            let (stream, session) = (&run.key.stream, run.key.session.0);
+            let offsets = &run.aside;
+            let reason = run.cause.as_str();
+            tracing::error!(
+                table = %table.name, %stream, session, ?offsets, reason,
+                "records set aside in the rejected table"
+            );
+        }
+        table.counts.set_aside.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes files for all eligible pieces that no file has yet; files with other pieces are given up.
+    async fn write(
+        &self,
+        shape: &Arc<Shape>,
+        at_hand: &[Entry],
+        round: &Round,
+        written: &mut Written,
+    ) -> Result<(), FlushError> {
+        let mut pieces = round.pieces();
+        let standing = written.keep(shape, &pieces);
+        pieces.retain(|piece| !standing.contains(piece));
+        let mut encoding = Vec::new();
+        for group in groups(at_hand, pieces, self.table.config.target_file_bytes) {
+            let sources = sources(at_hand, &group);
+            let shape = Arc::clone(shape);
+            encoding.push((group, tokio::task::spawn_blocking(move || encode(&shape, &sources))));
+        }
+        for (group, encoded) in encoding {
+            let mut files = Vec::new();
+            for mut file in encoded.await?? {
+                let content = std::mem::take(&mut file.bytes);
+                let bytes = content.len() as u64;
+                self.table.home_config.store.put(&file.path, content.into()).await?;
+                files.push(file.into_file(bytes)?);
+            }
+            written.groups.push((group, files));
+        }
+        Ok(())
+    }
+
+    fn stop(&self, error: &Error) {
+        tracing::error!(table = %self.table.name, %error, "table stopped: its batches stay in the log");
+        let _ = self.table.stopped.set(error.clone());
+        for progress in lock(&self.table.followers).values() {
+            progress.fail(error.clone());
+        }
+    }
+
+    /// Keeps entries in the log, by dropping them without release.
+    fn strand(&self, at_hand: &mut Vec<Entry>) {
+        let waiting = std::mem::take(&mut lock(&self.table.waiting).entries);
+        lock(&self.table.waiting).bytes = 0;
+        lock(&self.table.waiting).since = None;
+        for entry in at_hand.drain(..).chain(waiting) {
+            let (table, wal_position) = (&self.table.name, entry.durable.position());
+            let runs = entry.open.unwrap_or_default();
+            let runs: Vec<_> =
+                runs.iter().map(|(_, key)| format!("{} {}..{}", key.stream, key.start, key.end)).collect();
+            tracing::error!(%table, %wal_position, ?runs, "batch not committed: it stays in the log");
+            self.table.counts.stranded.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn answer_drains(&mut self) {
+        let drains = {
+            let mut waiting = lock(&self.table.waiting);
+            if !waiting.entries.is_empty() || waiting.drains.is_empty() {
+                return;
+            }
+            std::mem::take(&mut waiting.drains)
+        };
+        if !self.held.is_empty() {
+            self.reload().await;
+        }
+        for (_, key) in self.held.iter().filter_map(|entry| entry.open.as_ref()).flatten() {
+            let (table, stream) = (&self.table.name, &key.stream);
+            let (first, end) = (key.start, key.end);
+            tracing::warn!(%table, %stream, first, end, "run held at the drain: its predecessors are missing");
+        }
+        for drained in drains {
+            // Whoever waited may have given up.
+            let _ = drained.send(());
+        }
+    }
+}
+
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn files_at_once() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(FILES_AT_ONCE_MAX)
+}
+
+/// A piece of a batch at hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct EntryPiece {
+    entry: usize,
+    piece: Piece,
+}
+
+/// Files of this flush that stand so far, with what is in them.
+#[derive(Default)]
+struct Written {
+    shape: Option<Arc<Shape>>,
+    groups: Vec<(Vec<EntryPiece>, Vec<DataFile>)>,
+}
+
+impl Written {
+    /// Gives up files with other pieces than these; answers which pieces the others have.
+    fn keep(&mut self, shape: &Arc<Shape>, pieces: &[EntryPiece]) -> HashSet<EntryPiece> {
+        if !self.shape.as_ref().is_some_and(|last| last.is_same(shape)) {
+            self.groups.clear();
+        }
+        self.shape = Some(Arc::clone(shape));
+        let eligible: HashSet<&EntryPiece> = pieces.iter().collect();
+        // Files that are given up are left to the sweep: deleting is not this task's.
+        self.groups.retain(|(group, _)| group.iter().all(|piece| eligible.contains(piece)));
+        self.groups.iter().flat_map(|(group, _)| group.iter().copied()).collect()
+    }
+
+    fn files(&self) -> Vec<DataFile> {
+        self.groups.iter().flat_map(|(_, files)| files.iter().cloned()).collect()
+    }
+}
+
+/// Pieces by file, in the order in which they came, each of about the target size.
+fn groups(at_hand: &[Entry], pieces: Vec<EntryPiece>, target: u64) -> Vec<Vec<EntryPiece>> {
+    let mut groups: Vec<Vec<EntryPiece>> = Vec::new();
+    let (mut bytes, mut last) = (0, None);
+    for piece in pieces {
+        if last != Some(piece.entry) {
+            if bytes >= target || groups.is_empty() {
+                groups.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += at_hand[piece.entry].bytes;
+            last = Some(piece.entry);
+        }
+        groups.last_mut().expect("one was pushed").push(piece);
+    }
+    groups
+}
+
+fn sources(at_hand: &[Entry], group: &[EntryPiece]) -> Vec<Source> {
+    let mut sources: Vec<Source> = Vec::new();
+    for pieces in group.chunk_by(|a, b| a.entry == b.entry && a.piece.run < b.piece.run) {
+        let (batch, _) = at_hand[pieces[0].entry].rows.as_ref().expect("loaded");
+        let pieces = pieces.iter().map(|piece| piece.piece).collect();
+        sources.push(Source { batch: Arc::clone(batch), pieces });
+    }
+    sources
+}
+
+/// A run at hand and its verdict.
+struct JudgedRun {
+    entry: usize,
+    /// Index in the batch.
+    run: usize,
+    key: RunKey,
+    verdict: Verdict,
+    aside: Vec<OffsetRange>,
+    cause: Cause,
+    /// Its rows do not fit the table any more: the mark passes, the rows are set aside.
+    misfit: bool,
+}
+
+impl JudgedRun {
+    fn needs_rows(&self) -> bool {
+        !matches!(self.verdict, Verdict::Held | Verdict::Duplicate)
+    }
+}
+
+/// All runs at hand, judged against one version.
+struct Round {
+    runs: Vec<JudgedRun>,
+}
+
+impl Round {
+    fn judge(view: &View, at_hand: &[Entry]) -> Self {
+        let open = at_hand.iter().enumerate().flat_map(|(entry, at_hand)| {
+            at_hand.open.iter().flatten().map(move |(run, key)| (entry, *run, key.clone()))
+        });
+        let open: Vec<_> = open.collect();
+        let keys: Vec<RunKey> = open.iter().map(|(.., key)| key.clone()).collect();
+        let (verdicts, _) = judge_all(&view.map, &keys);
+        let runs = open.into_iter().zip(verdicts).map(|((entry, run, key), verdict)| {
+            let aside = match &verdict {
+                Verdict::Fenced { aside, .. } => aside.clone(),
+                _ => Vec::new(),
+            };
+            JudgedRun { entry, run, key, verdict, aside, cause: Cause::Fenced, misfit: false }
+        });
+        Self { runs: runs.collect() }
+    }
+
+    /// What must be set aside before anything is committed, less what is in `done`.
+    fn rejects(
+        &mut self,
+        shape: &Shape,
+        at_hand: &[Entry],
+        done: &mut HashSet<(usize, usize, OffsetRange)>,
+    ) -> Result<Rejects, arrow::error::ArrowError> {
+        let mut rejects = Rejects::default();
+        let mut checked: HashMap<usize, Vec<usize>> = HashMap::new();
+        for run in self.runs.iter_mut().filter(|run| run.needs_rows()) {
+            let (batch, _) = at_hand[run.entry].rows.as_ref().expect("loaded");
+            for offsets in &run.aside {
+                if done.insert((run.entry, run.run, *offsets)) {
+                    rejects.add(batch, run.run, *offsets, Cause::Fenced)?;
+                }
+            }
+            let misfits = checked
+                .entry(run.entry)
+                .or_insert_with(|| misfits(shape, batch).into_iter().map(|(run, _)| run).collect());
+            if let Some(from) = run.verdict.commit_from(&run.key)
+                && misfits.contains(&run.run)
+            {
+                let offsets = OffsetRange { start: from, end: run.key.end };
+                if done.insert((run.entry, run.run, offsets)) {
+                    rejects.add(batch, run.run, offsets, Cause::SchemaChanged)?;
+                }
+                run.aside.push(offsets);
+                (run.cause, run.misfit) = (Cause::SchemaChanged, true);
+            }
+        }
+        Ok(rejects)
+    }
+
+    /// What goes into files: each stream's in its order, and as it came where that is so. Runs without rows need none.
+    fn pieces(&self) -> Vec<EntryPiece> {
+        let eligible = self.runs.iter().filter(|run| !run.misfit);
+        let pieces = eligible.filter_map(|run| {
+            let from = run.verdict.commit_from(&run.key)?;
+            Some((&run.key.stream, EntryPiece { entry: run.entry, piece: Piece { run: run.run, from } }))
+        });
+        let mut pieces: Vec<_> = pieces.collect();
+        let mut reached: HashMap<&StreamId, u64> = HashMap::new();
+        let in_order = pieces.iter().all(|(stream, entry)| {
+            let from = entry.piece.from;
+            reached.insert(stream, from).is_none_or(|before| before < from)
+        });
+        if !in_order {
+            // After crashes the log can have a stream's records twice, cut differently, and the earlier ones later.
+            pieces.sort_by_key(|(stream, entry)| (*stream, entry.piece.from));
+        }
+        pieces.into_iter().map(|(_, piece)| piece).collect()
+    }
+
+    fn judged(&self) -> Vec<(RunKey, Verdict)> {
+        let judged = self.runs.iter().filter(|run| run.verdict != Verdict::Held);
+        judged.map(|run| (run.key.clone(), run.verdict.clone())).collect()
+    }
+
+    /// Releases the entries that are done with, and lets go of the rows of those that are held.
+    fn settle(&self, at_hand: &mut Vec<Entry>) {
+        let mut held: Vec<Vec<bool>> = at_hand.iter().map(|_| Vec::new()).collect();
+        for run in &self.runs {
+            held[run.entry].push(run.verdict == Verdict::Held);
+        }
+        let entries = std::mem::take(at_hand);
+        for (mut entry, held) in entries.into_iter().zip(held) {
+            let mut held = held.into_iter();
+            let open = entry.open.get_or_insert_default();
+            open.retain(|_| held.next().unwrap_or(false));
+            if open.is_empty() {
+                entry.durable.release();
+            } else {
+                entry.rows = None;
+                at_hand.push(entry);
+            }
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! The log's directory: its lock, its identity, its segments' files, and how bytes get onto stable storage.
+//!
+//! *Owns*: every system call on the log's files; direct I/O and its fall-back.
+//! *Does not own*: what is written where and when (`writer.rs`, `keeper.rs`, `replay.rs`).
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+use sluice_shared::ids::WalPosition;
+
+use super::WalError;
+use super::identity::Identity;
+use super::segment::{BLOCK, SegmentHeader};
+
+/// Groups that may be on their way at once; each writer has a file handle of its own, since the kernel reports a
+/// failed write-back once per handle.
+pub(super) const WRITERS: usize = 2;
+/// Zeros are written in pieces of this.
+const ZERO_CHUNK: usize = 1 << 20;
+const IDENTITY: &str = "identity";
+const IDENTITY_NEW: &str = "identity.new";
+const LOCK: &str = "lock";
+const PROBE: &str = "probe.tmp";
+
+/// The directory of an open log.
+pub(super) struct Disk {
+    dir: PathBuf,
+    directory: File,
+    direct: bool,
+    lock: Mutex<Option<File>>,
+    #[cfg(test)]
+    pub(super) faults: Option<Faults>,
+}
+
+/// Called before each operation; an error is taken for the operation's own, and it may block.
+#[cfg(test)]
+pub(super) type Faults = std::sync::Arc<dyn Fn(Operation) -> io::Result<()> + Send + Sync>;
+
+/// What is about to happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(test), allow(dead_code, reason = "read by the tests' faults only"))]
+pub(super) enum Operation {
+    /// A spare file is made.
+    Create,
+    /// A group is written.
+    Write(WalPosition),
+    /// A written group is flushed; not with direct I/O, where the write does it.
+    Flush(WalPosition),
+}
+
+/// What the directory holds.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    /// Segments and their files' lengths.
+    pub(super) segments: BTreeMap<u64, u64>,
+    /// Numbers of the spare files, and their lengths.
+    pub(super) spares: BTreeMap<u64, u64>,
+}
+
+/// A segment that is open for writing.
+pub(super) struct SegmentFile {
+    pub(super) number: u64,
+    path: PathBuf,
+    handles: [File; WRITERS],
+    direct: bool,
+    #[cfg(test)]
+    faults: Option<Faults>,
+}
+
+/// Memory that starts at a block's edge, as direct I/O wants it.
+pub(super) struct AlignedBuffer {
+    memory: Vec<u8>,
+    start: usize,
+}
+
+impl AlignedBuffer {
+    /// `bytes` zeros.
+    pub(super) fn zeroed(bytes: usize) -> Self {
+        let memory = vec![0; bytes + BLOCK];
+        let start = memory.as_ptr().align_offset(BLOCK);
+        Self { memory, start }
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.memory.len() - BLOCK
+    }
+
+    pub(super) fn bytes(&self, bytes: usize) -> &[u8] {
+        &self.memory[self.start..self.start + bytes]
+    }
+
+    pub(super) fn bytes_mut(&mut self, bytes: usize) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + bytes]
+    }
+}
+
+fn io_error<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> WalError + 'a {
+    move |source| WalError::Io { action, path: path.to_owned(), source }
+}
+
+impl Disk {
+    /// Makes the directory where it does not exist, locks it, and finds out how it can be written.
+    pub(super) fn open(dir: &Path, direct_io: bool) -> Result<Self, WalError> {
+        create_directory(dir)?;
+        let lock = take_lock(dir)?;
+        let directory = File::open(dir).map_err(io_error("open directory", dir))?;
+        let direct = direct_io && takes_direct_io(&dir.join(PROBE))?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            directory,
+            direct,
+            lock: Mutex::new(Some(lock)),
+            #[cfg(test)]
+            faults: None,
+        })
+    }
+
+    pub(super) fn direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Lets another open the log.
+    pub(super) fn unlock(&self) {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    pub(super) fn identity_path(&self) -> PathBuf {
+        self.dir.join(IDENTITY)
+    }
+
+    pub(super) fn segment_path(&self, number: u64) -> PathBuf {
+        self.dir.join(format!("{number:020}.wal"))
+    }
+
+    fn spare_path(&self, number: u64) -> PathBuf {
+        self.dir.join(format!("spare-{number}.wal"))
+    }
+
+    /// Segments and spares. Files of other names are none of ours.
+    pub(super) fn list(&self) -> Result<Listing, WalError> {
+        let error = || io_error("list", &self.dir);
+        let mut listing = Listing::default();
+        for entry in std::fs::read_dir(&self.dir).map_err(error())? {
+            let entry = entry.map_err(error())?;
+            let name = entry.file_name();
+            let Some(stem) = name.to_str().and_then(|name| name.strip_suffix(".wal")) else { continue };
+            let (files, digits) = match stem.strip_prefix("spare-") {
+                Some(digits) => (&mut listing.spares, digits),
+                None => (&mut listing.segments, stem),
+            };
+            if let Ok(number) = digits.parse() {
+                files.insert(number, entry.metadata().map_err(error())?.len());
+            }
+        }
+        Ok(listing)
+    }
+
+    /// None where there is no log yet.
+    pub(super) fn read_identity(&self) -> Result<Option<Identity>, WalError> {
+        let path = self.identity_path();
+        match std::fs::read(&path) {
+            Ok(text) => Identity::decode(&text, &path).map(Some),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io_error("read", &path)(error)),
+        }
+    }
+
+    /// Replaces the identity durably and as a whole.
+    pub(super) fn write_identity(&self, identity: &Identity) -> Result<(), WalError> {
+        let new = self.dir.join(IDENTITY_NEW);
+        let write = || -> io::Result<()> {
+            std::fs::write(&new, identity.encode())?;
+            File::open(&new)?.sync_all()?;
+            std::fs::rename(&new, self.identity_path())?;
+            self.directory.sync_all()
+        };
+        write().map_err(io_error("write", &self.identity_path()))
+    }
+
+    /// Reads a whole segment into `bytes`.
+    pub(super) fn load(&self, number: u64, bytes: &mut Vec<u8>) -> Result<(), WalError> {
+        let path = self.segment_path(number);
+        bytes.clear();
+        let read = File::open(&path).and_then(|mut file| file.read_to_end(bytes));
+        read.map(|_| ()).map_err(io_error("read", &path))
+    }
+
+    /// Reads `length` bytes at a position; fewer where the file ends before.
+    pub(super) fn read(&self, position: WalPosition, length: usize) -> Result<Bytes, WalError> {
+        let path = self.segment_path(position.segment);
+        let error = || io_error("read", &path);
+        let file = self.options().read(true).open(&path).map_err(error())?;
+        let skipped = position.offset % BLOCK as u64;
+        let skip = usize::try_from(skipped).expect("less than a block");
+        let span = (skip + length).next_multiple_of(BLOCK);
+        let mut buffer = AlignedBuffer::zeroed(span);
+        let mut filled = 0;
+        while filled < skip + length {
+            let at = position.offset - skipped + filled as u64;
+            match file.read_at(&mut buffer.bytes_mut(span)[filled..], at) {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(failed) if failed.kind() == ErrorKind::Interrupted => {}
+                Err(failed) => return Err(error()(failed)),
+            }
+        }
+        let (from, to) = (skip.min(filled), (skip + length).min(filled));
+        let start = buffer.start;
+        Ok(Bytes::from(buffer.memory).slice(start + from..start + to))
+    }
+
+    /// Makes a spare file of written blocks: a write into blocks that were only allocated costs a journal commit.
+    pub(super) fn create_spare(&self, spare: u64, bytes: u64) -> Result<(), WalError> {
+        let path = self.spare_path(spare);
+        let created = self.check(Operation::Create).and_then(|()| self.write_zeros(&path, bytes));
+        if created.is_err() {
+            // What was written of it must not take the room that is missing.
+            let _ = std::fs::remove_file(&path);
+        }
+        created.map_err(io_error("make", &path))
+    }
+
+    fn write_zeros(&self, path: &Path, bytes: u64) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        if self.direct {
+            options.custom_flags(libc::O_DIRECT);
+        }
+        let file = options.write(true).create(true).truncate(true).open(path)?;
+        let zeros = AlignedBuffer::zeroed(ZERO_CHUNK);
+        let mut at = 0;
+        while at < bytes {
+            let chunk = usize::try_from(bytes - at).unwrap_or(usize::MAX).min(ZERO_CHUNK);
+            file.write_all_at(zeros.bytes(chunk), at)?;
+            at += chunk as u64;
+        }
+        file.sync_all()
+    }
+
+    /// Makes a spare file a segment, durably, with its header, and opens it.
+    pub(super) fn adopt_spare(&self, spare: u64, header: &SegmentHeader) -> Result<SegmentFile, WalError> {
+        let (from, path) = (self.spare_path(spare), self.segment_path(header.segment));
+        let open = || self.options().write(true).open(&from);
+        let adopt = || -> io::Result<SegmentFile> {
+            let file = SegmentFile {
+                number: header.segment,
+                path: path.clone(),
+                handles: [open()?, open()?],
+                direct: self.direct,
+                #[cfg(test)]
+                faults: None,
+            };
+            let mut block = AlignedBuffer::zeroed(BLOCK);
+            header.encode(block.bytes_mut(BLOCK));
+            file.write_and_flush(0, block.bytes(BLOCK), 0)?;
+            std::fs::rename(&from, &path)?;
+            self.directory.sync_all()?;
+            Ok(file)
+        };
+        #[cfg_attr(not(test), allow(unused_mut))]
+        let mut file = adopt().map_err(io_error("make segment", &path))?;
+        #[cfg(test)]
+        {
+            file.faults.clone_from(&self.faults);
+        }
+        Ok(file)
+    }
+
+    /// Makes a segment a spare file, durably: its entries are gone.
+    pub(super) fn retire(&self, segment: u64, spare: u64) -> Result<(), WalError> {
+        let path = self.segment_path(segment);
+        let renamed = std::fs::rename(&path, self.spare_path(spare));
+        renamed.and_then(|()| self.directory.sync_all()).map_err(io_error("retire", &path))
+    }
+
+    /// Gives a spare file's room back.
+    pub(super) fn remove_spare(&self, spare: u64) -> Result<(), WalError> {
+        let path = self.spare_path(spare);
+        std::fs::remove_file(&path).map_err(io_error("remove", &path))
+    }
+
+    fn options(&self) -> OpenOptions {
+        let mut options = OpenOptions::new();
+        if self.direct {
+            options.custom_flags(libc::O_DIRECT | libc::O_DSYNC);
+        }
+        options
+    }
+
+    #[cfg(test)]
+    fn check(&self, operation: Operation) -> io::Result<()> {
+        self.faults.as_ref().map_or(Ok(()), |faults| faults(operation))
+    }
+
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, reason = "the tests' faults hang on it")]
+    fn check(&self, _: Operation) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl SegmentFile {
+    /// Puts blocks onto stable storage. `writer` names the caller's handle.
+    pub(super) fn write(&self, writer: usize, blocks: &[u8], offset: u64) -> Result<(), WalError> {
+        let written = self.write_and_flush(writer, blocks, offset);
+        written.map_err(io_error("write and flush", &self.path))
+    }
+
+    fn write_and_flush(&self, writer: usize, blocks: &[u8], offset: u64) -> io::Result<()> {
+        let position = WalPosition { segment: self.number, offset };
+        self.check(Operation::Write(position))?;
+        self.handles[writer].write_all_at(blocks, offset)?;
+        if !self.direct {
+            self.check(Operation::Flush(position))?;
+            self.handles[writer].sync_data()?;
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn check(&self, operation: Operation) -> io::Result<()> {
+        self.faults.as_ref().map_or(Ok(()), |faults| faults(operation))
+    }
+
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, reason = "the tests' faults hang on it")]
+    fn check(&self, _: Operation) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Makes a directory and its parents; each is on stable storage once its own parent is flushed.
+fn create_directory(dir: &Path) -> Result<(), WalError> {
+    let missing: Vec<&Path> = dir.ancestors().take_while(|path| !path.exists()).collect();
+    std::fs::create_dir_all(dir).map_err(io_error("make directory", dir))?;
+    for made in missing {
+        let parent = made.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        File::open(parent)
+            .and_then(|parent| parent.sync_all())
+            .map_err(io_error("flush directory", parent))?;
+    }
+    Ok(())
+}
+
+fn take_lock(dir: &Path) -> Result<File, WalError> {
+    let path = dir.join(LOCK);
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let file = file.map_err(io_error("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let holder = std::fs::read_to_string(&path).unwrap_or_default();
+            let holder = if holder.trim().is_empty() { "(unknown)" } else { holder.trim() }.to_owned();
+            return Err(WalError::Locked { dir: dir.to_owned(), holder });
+        }
+        Err(TryLockError::Error(error)) => return Err(io_error("lock", &path)(error)),
+    }
+    // The process id only serves the other's error message: a full disk is no reason to stop here.
+    let holder = format!("{}\n", std::process::id());
+    let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
+    Ok(file)
+}
+
+/// Some file systems refuse direct I/O when the file is opened, some when it is written.
+fn takes_direct_io(probe: &Path) -> Result<bool, WalError> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT | libc::O_DSYNC);
+    let tried =
+        options.open(probe).and_then(|file| file.write_all_at(AlignedBuffer::zeroed(BLOCK).bytes(BLOCK), 0));
+    let _ = std::fs::remove_file(probe);
+    match tried {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(false),
+        // Whether it fits is another question, and answered when a segment is made.
+        Err(error) if is_full(&error) => Ok(true),
+        Err(error) => Err(io_error("write", probe)(error)),
+    }
+}
+
+/// Whether an error means that there is no room.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
+}

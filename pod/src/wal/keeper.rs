@@ -1,0 +1,134 @@
+//! The keeper of segments: makes one ahead of its use, and takes those away whose entries are all released.
+//!
+//! *Owns*: the thread that does so, the limit in bytes, what happens on a full disk.
+//! *Does not own*: which entries are released (`writer.rs`), files (`disk.rs`).
+//! Keeps P7: the log's files never take more than `bytes_max` together.
+
+use std::sync::Arc;
+
+use super::WalError;
+use super::disk::is_full;
+use super::writer::{Ending, Shared, State};
+
+/// Spare files kept for later segments; writing zeros costs as much as writing entries.
+pub(super) const SPARES_MAX: usize = 8;
+
+/// What the keeper does next.
+enum Chore {
+    /// Take the oldest segment away.
+    Retire(u64),
+    /// Make a segment ahead.
+    Make,
+    /// The writers have ended.
+    End,
+}
+
+/// Runs until the writers have ended.
+pub(super) fn run(shared: &Arc<Shared>) {
+    loop {
+        let done = match next_chore(shared) {
+            Chore::Retire(segment) => retire(shared, segment),
+            Chore::Make => make(shared),
+            Chore::End => break,
+        };
+        if let Err(error) = done {
+            shared.fail(&error);
+        }
+    }
+    shared.disk.unlock();
+    shared.ended.send_replace(true);
+}
+
+fn next_chore(shared: &Shared) -> Chore {
+    let mut state = shared.lock();
+    loop {
+        if let Some(chore) = chore(&state) {
+            return chore;
+        }
+        state = shared.wait_for_chore(state);
+    }
+}
+
+/// Trimming comes first, since it makes the room that a new segment takes.
+fn chore(state: &State) -> Option<Chore> {
+    let failed = state.ending == Ending::Failed;
+    let trimmable = state.trimmable().filter(|_| !failed);
+    let wanted = state.next.is_none() && (!state.no_room || state.retry_room);
+    match trimmable {
+        Some(segment) => Some(Chore::Retire(segment)),
+        None if state.writers == 0 => Some(Chore::End),
+        None => (wanted && !failed).then_some(Chore::Make),
+    }
+}
+
+/// The file stays as a spare one where it is of use.
+fn retire(shared: &Shared, segment: u64) -> Result<(), WalError> {
+    let mut state = shared.lock();
+    let spare = state.take_spare_number();
+    let bytes = state.live.get(&segment).map_or(0, |live| live.bytes);
+    let keep = bytes == shared.segment_bytes && state.spares.len() < SPARES_MAX;
+    drop(state);
+    shared.disk.retire(segment, spare)?;
+    if !keep {
+        shared.disk.remove_spare(spare)?;
+    }
+    let mut state = shared.lock();
+    // Only now, with the file durably gone, may `trimmed` say so: what is trimmed never comes back.
+    state.live.remove(&segment);
+    if keep {
+        state.spares.push(spare);
+    }
+    state.retry_room = true;
+    Ok(())
+}
+
+/// Makes the next segment out of a spare file, new where there is none and room for one.
+fn make(shared: &Shared) -> Result<(), WalError> {
+    let (spare, segment) = {
+        let mut state = shared.lock();
+        state.retry_room = false;
+        (state.spares.pop(), state.next_segment)
+    };
+    let spare = match spare {
+        Some(spare) => Some(spare),
+        None => create(shared)?,
+    };
+    let Some(spare) = spare else {
+        let mut state = shared.lock();
+        state.no_room = true;
+        shared.show_gate(&state);
+        return Ok(());
+    };
+    let file = shared.disk.adopt_spare(spare, &shared.header(segment, None))?;
+    shared.segment_made(file);
+    Ok(())
+}
+
+/// None where there is no room, by the limit or on the disk.
+fn create(shared: &Shared) -> Result<Option<u64>, WalError> {
+    let mut state = shared.lock();
+    if state.file_bytes(shared.segment_bytes) + shared.segment_bytes > shared.bytes_max {
+        return Ok(None);
+    }
+    let spare = state.take_spare_number();
+    let told = state.no_room;
+    drop(state);
+    match shared.disk.create_spare(spare, shared.segment_bytes) {
+        Ok(()) => Ok(Some(spare)),
+        Err(WalError::Io { path, source, .. }) if is_full(&source) => {
+            if !told {
+                let error = &source as &dyn std::error::Error;
+                tracing::warn!(path = %path.display(), error, "no room for the next log segment: trying again each second");
+            }
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+impl State {
+    fn take_spare_number(&mut self) -> u64 {
+        self.spare_number += 1;
+        self.spare_number - 1
+    }
+}
