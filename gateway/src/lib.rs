@@ -1,1 +1,16 @@
-//! stub
+//! The stateless edge: speaks the producers' protocols, chooses a pod for each stream, carries its frames, and
+//! keeps each frame until it is durable.
+//!
+//! *Owns*: producer connections, sessions and their windows, placement.
+//! *Does not own*: order, durability, tables (`pod`).
+
+mod config;
+mod app;
+mod edge;
+mod session;
+pub mod placement;
+mod upstream;
+mod metrics;
+
+pub use app::Gateway;
+pub use config::{GatewayConfig, PodEntry};

@@ -1,0 +1,190 @@
+//! The gateway as a whole: bind, accept, drain.
+//!
+//! *Owns*: the listener, the limit on connections, the scope of all tasks.
+//! *Does not own*: what a connection says (`edge`).
+//! Keeps P7: connections are bounded, and one that says nothing is closed.
+
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::metrics::gauge::Gauge;
+use sluice_shared::error::Error;
+use sluice_shared::ids::PodId;
+use sluice_shared::lifecycle::{OnPanic, TaskScope};
+use sluice_shared::link::PodAddress;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower::ServiceExt;
+
+use crate::config::GatewayConfig;
+use crate::edge::http;
+use crate::metrics::Metrics;
+use crate::upstream::Upstream;
+
+/// Bytes of a request's header.
+const HEADER_BYTES_MAX: usize = 16 << 10;
+/// After an accept that failed, mostly for lack of file descriptors: until some may be free again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What is cancelled ends at once, or is stuck.
+const CANCEL_DEADLINE: Duration = Duration::from_secs(1);
+const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
+    connection: close\r\nretry-after: 1\r\n\r\n\
+    {\"error\":{\"kind\":\"Busy\",\"code\":\"too_many_connections\",\"message\":\"this gateway has as many \
+    connections as gateway.connections_max allows: try again, or another gateway\",\"retryable\":true,\
+    \"retry_after_ms\":1000}}";
+
+/// A running gateway. Dropping it cancels its tasks; `drain` ends them in good order.
+pub struct Gateway {
+    address: SocketAddr,
+    app: Arc<App>,
+}
+
+/// What all tasks of a gateway share.
+pub(crate) struct App {
+    pub(crate) config: GatewayConfig,
+    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) metrics: Metrics,
+    pub(crate) scope: TaskScope,
+}
+
+/// A place among the connections; given back when the last clone is dropped.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    _place: Arc<Place>,
+}
+
+struct Place {
+    _permit: OwnedSemaphorePermit,
+    open: Gauge,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.open.dec();
+    }
+}
+
+impl Gateway {
+    /// Binds the listener and serves producers. The pods need not be up yet.
+    ///
+    /// # Errors
+    /// `Invalid` for a configuration or pod address that cannot be; `Unavailable` where the listener cannot bind.
+    pub async fn start(config: GatewayConfig, pods: Vec<(PodId, PodAddress)>) -> Result<Self, Error> {
+        config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
+        let listener = TcpListener::bind(&config.listen).await;
+        let bound = listener.and_then(|listener| Ok((listener.local_addr()?, listener)));
+        let (address, listener) = bound.map_err(|error| {
+            let message = format!("cannot listen on {} (gateway.listen): {error}", config.listen);
+            Error::unavailable("cannot_listen", message)
+        })?;
+        let upstream = Arc::new(Upstream::new(&config, pods)?);
+        let scope = TaskScope::new(OnPanic::EndTask);
+        let app = Arc::new(App { config, upstream, metrics: Metrics::new(), scope });
+        app.scope.spawn("accept", accept(listener, Arc::clone(&app)));
+        tracing::info!(%address, "gateway listens");
+        Ok(Self { address, app })
+    }
+
+    /// Where producers connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Takes no new connections, asks producers to move, makes what they sent durable, and ends. What is left
+    /// at the deadline is cancelled.
+    pub async fn drain(&self, deadline: Duration) {
+        self.app.scope.drain();
+        if let Err(late) = self.app.scope.join(deadline).await {
+            tracing::warn!(?late, "gateway cancels what did not drain in time");
+            self.app.scope.cancel();
+            if let Err(stuck) = self.app.scope.join(CANCEL_DEADLINE).await {
+                tracing::error!(?stuck, "tasks did not end when cancelled");
+            }
+        }
+        tracing::info!("gateway drained");
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.app.scope.cancel();
+    }
+}
+
+async fn accept(listener: TcpListener, app: Arc<App>) {
+    let places = Arc::new(Semaphore::new(app.config.connections_max));
+    let router = http::router(Arc::clone(&app));
+    loop {
+        let accepted = tokio::select! {
+            biased; // drain first: a storm of connections must not hold it up
+            () = app.scope.draining() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let socket = match accepted {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&places).try_acquire_owned() else {
+            refuse(socket);
+            continue;
+        };
+        app.metrics.connections.inc();
+        let place = Place { _permit: permit, open: app.metrics.connections.clone() };
+        let connection = Connection { _place: Arc::new(place) };
+        app.scope.spawn("connection", serve(socket, router.clone(), connection, Arc::clone(&app)));
+    }
+}
+
+/// Says why, without waiting: a new connection's send buffer has room for it.
+fn refuse(mut socket: TcpStream) {
+    let _ = futures_util::FutureExt::now_or_never(socket.write_all(TOO_MANY));
+}
+
+async fn serve(socket: TcpStream, router: Router, connection: Connection, app: Arc<App>) {
+    // Acks are small and must not wait for more.
+    let _ = socket.set_nodelay(true);
+    let counting = Arc::clone(&app);
+    let service = hyper::service::service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(connection.clone());
+        let (router, app) = (router.clone(), Arc::clone(&counting));
+        async move {
+            let response = router.oneshot(request).await?;
+            if let Some(http::Code(error)) = response.extensions().get() {
+                app.metrics.error(error);
+            }
+            Ok::<_, std::convert::Infallible>(response)
+        }
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(app.config.handshake_timeout())
+        .max_buf_size(HEADER_BYTES_MAX);
+    let mut serving = pin!(builder.serve_connection(TokioIo::new(socket), service).with_upgrades());
+    let served = tokio::select! {
+        biased; // requests first: the signals only have to be seen between them
+        served = serving.as_mut() => served,
+        () = app.scope.draining() => {
+            serving.as_mut().graceful_shutdown();
+            tokio::select! {
+                biased; // a request that ends in time is answered
+                served = serving => served,
+                () = app.scope.cancelled() => Ok(()),
+            }
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!(%error, "connection ended");
+    }
+}

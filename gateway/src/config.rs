@@ -1,0 +1,183 @@
+//! The gateway's configuration.
+//!
+//! *Owns*: its keys, their defaults, the relations between them.
+//! *Does not own*: where they come from (`sluice_shared::config::load`).
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use sluice_shared::config::{ByteSize, ConfigError};
+use sluice_shared::error::Error;
+use sluice_shared::ids::PodId;
+use sluice_shared::link::PodAddress;
+use sluice_shared::proto::MESSAGE_BYTES_MAX;
+
+/// Largest `frame_bytes_max`: a frame must fit in one message to a pod, envelope included.
+const FRAME_BYTES_LIMIT: u64 = MESSAGE_BYTES_MAX as u64 - (1 << 20);
+/// Smallest window and frame limit that make sense.
+const BYTES_MIN: u64 = 1 << 10;
+
+/// Configuration of a gateway.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GatewayConfig {
+    /// Where producers connect, as `host:port`. Port 0 takes a free one.
+    pub listen: String,
+    /// Bytes of one stream that are kept until they are durable. At the limit the producer is slowed.
+    pub window_bytes: ByteSize,
+    /// Largest message, frame and record.
+    pub frame_bytes_max: ByteSize,
+    /// The pods. The all-in-one program fills them in itself.
+    pub pods: Vec<PodEntry>,
+    /// Producer connections at one time.
+    pub connections_max: usize,
+    /// How long a producer may take to send a request's header, and to finish its WebSocket upgrade.
+    pub handshake_timeout_ms: u64,
+    /// How long a socket may take no bytes at all while there is something to tell its producer.
+    pub write_timeout_ms: u64,
+    /// How long a pod may take to answer one `open`.
+    pub open_timeout_ms: u64,
+    /// How long a stream waits for a pod to take it again, before its producer is told `Unavailable`.
+    pub unavailable_timeout_ms: u64,
+    /// How long the close of a connection waits until all that was received is durable.
+    pub close_timeout_ms: u64,
+}
+
+/// A pod by name and place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodEntry {
+    /// Its name, which it keeps across restarts.
+    pub id: PodId,
+    /// `host:port`.
+    pub address: String,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:7070".to_owned(),
+            window_bytes: ByteSize::mib(8),
+            frame_bytes_max: ByteSize::mib(10),
+            pods: Vec::new(),
+            connections_max: 16_000,
+            handshake_timeout_ms: 10_000,
+            write_timeout_ms: 30_000,
+            open_timeout_ms: 10_000,
+            unavailable_timeout_ms: 600_000,
+            close_timeout_ms: 10_000,
+        }
+    }
+}
+
+impl GatewayConfig {
+    /// Checks the values against each other.
+    ///
+    /// # Errors
+    /// `Relation`, naming the key, its value and what it must be.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let refuse = |text: String| Err(ConfigError::Relation(text));
+        for (key, size) in [("window_bytes", self.window_bytes), ("frame_bytes_max", self.frame_bytes_max)] {
+            if size.0 < BYTES_MIN {
+                return refuse(format!(
+                    "gateway.{key} is {size}: it must be at least {}",
+                    ByteSize(BYTES_MIN)
+                ));
+            }
+        }
+        if self.frame_bytes_max.0 > FRAME_BYTES_LIMIT {
+            let (size, limit) = (self.frame_bytes_max, ByteSize(FRAME_BYTES_LIMIT));
+            return refuse(format!(
+                "gateway.frame_bytes_max is {size}: a message to a pod holds at most {limit}"
+            ));
+        }
+        if self.connections_max == 0 {
+            return refuse("gateway.connections_max is 0: no producer could connect".to_owned());
+        }
+        for (key, value) in self.timeouts() {
+            if value == 0 {
+                return refuse(format!("gateway.{key} is 0: it must be at least 1"));
+            }
+        }
+        self.validate_pods()
+    }
+
+    fn validate_pods(&self) -> Result<(), ConfigError> {
+        for (at, pod) in self.pods.iter().enumerate() {
+            if self.pods[..at].iter().any(|other| other.id == pod.id) {
+                return Err(ConfigError::Relation(format!("gateway.pods names pod {} twice", pod.id)));
+            }
+            let parsed = pod.address.parse::<PodAddress>();
+            parsed
+                .map_err(|error| ConfigError::Relation(format!("gateway.pods, pod {}: {error}", pod.id)))?;
+        }
+        Ok(())
+    }
+
+    fn timeouts(&self) -> [(&'static str, u64); 5] {
+        [
+            ("handshake_timeout_ms", self.handshake_timeout_ms),
+            ("write_timeout_ms", self.write_timeout_ms),
+            ("open_timeout_ms", self.open_timeout_ms),
+            ("unavailable_timeout_ms", self.unavailable_timeout_ms),
+            ("close_timeout_ms", self.close_timeout_ms),
+        ]
+    }
+
+    /// The configured pods, as `Gateway::start` takes them.
+    ///
+    /// # Errors
+    /// `Invalid` for an address that is no `host:port`.
+    pub fn pod_addresses(&self) -> Result<Vec<(PodId, PodAddress)>, Error> {
+        self.pods.iter().map(|pod| Ok((pod.id.clone(), pod.address.parse()?))).collect()
+    }
+
+    pub(crate) fn handshake_timeout(&self) -> Duration {
+        Duration::from_millis(self.handshake_timeout_ms)
+    }
+
+    pub(crate) fn write_timeout(&self) -> Duration {
+        Duration::from_millis(self.write_timeout_ms)
+    }
+
+    pub(crate) fn open_timeout(&self) -> Duration {
+        Duration::from_millis(self.open_timeout_ms)
+    }
+
+    pub(crate) fn unavailable_timeout(&self) -> Duration {
+        Duration::from_millis(self.unavailable_timeout_ms)
+    }
+
+    pub(crate) fn close_timeout(&self) -> Duration {
+        Duration::from_millis(self.close_timeout_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(change: impl FnOnce(&mut GatewayConfig)) -> String {
+        let mut config = GatewayConfig::default();
+        change(&mut config);
+        config.validate().expect_err("must be refused").to_string()
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        GatewayConfig::default().validate().expect("valid");
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused_by_key() {
+        assert!(refusal(|config| config.window_bytes = ByteSize(1)).contains("window_bytes is 1B"));
+        assert!(
+            refusal(|config| config.frame_bytes_max = ByteSize::mib(32)).contains("frame_bytes_max is 32MiB")
+        );
+        assert!(refusal(|config| config.write_timeout_ms = 0).contains("write_timeout_ms is 0"));
+        assert!(refusal(|config| config.connections_max = 0).contains("connections_max"));
+        let pod = |address: &str| PodEntry { id: "a".parse().expect("valid"), address: address.to_owned() };
+        assert!(refusal(|config| config.pods = vec![pod("x:1"), pod("y:1")]).contains("pod a twice"));
+        assert!(refusal(|config| config.pods = vec![pod("nowhere")]).contains("expected host:port"));
+    }
+}

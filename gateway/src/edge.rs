@@ -1,0 +1,9 @@
+//! The protocols that producers speak.
+//!
+//! *Owns*: which protocols there are.
+//! *Does not own*: what a stream means (`session`): an edge turns protocol bytes into frames of records, and
+//! frames for the producer into protocol bytes, and does nothing else.
+
+pub(crate) mod http;
+mod json_text;
+pub(crate) mod websocket;

@@ -1,0 +1,103 @@
+//! What the gateway counts.
+//!
+//! *Owns*: the names (`sluice_gateway_*`), the registry.
+//! *Does not own*: when something is counted.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use sluice_shared::error::Error;
+use sluice_shared::telemetry::metrics_text;
+
+/// A failure's stable code. Bounded: codes are names in the source.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Code {
+    code: String,
+}
+
+/// Counters and gauges of one gateway.
+pub(crate) struct Metrics {
+    registry: Registry,
+    /// Producer connections that are open.
+    pub(crate) connections: Gauge,
+    /// Streams that are open.
+    pub(crate) streams: Gauge,
+    /// Records taken from producers.
+    pub(crate) records: Counter,
+    /// Their payload bytes.
+    pub(crate) bytes: Counter,
+    /// Acks told to producers.
+    pub(crate) acks: Counter,
+    /// Records refused by pods.
+    pub(crate) rejected_records: Counter,
+    /// Errors told to producers, by code.
+    errors: Family<Code, Counter>,
+    /// Streams that were opened again after a pod was lost.
+    pub(crate) reopens: Counter,
+    /// Frames sent a second time.
+    pub(crate) replayed_frames: Counter,
+    /// Bytes of all windows: received, not yet durable.
+    pub(crate) window_bytes: Gauge,
+}
+
+impl Metrics {
+    /// All at zero.
+    pub(crate) fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::default(),
+            connections: Gauge::default(),
+            streams: Gauge::default(),
+            records: Counter::default(),
+            bytes: Counter::default(),
+            acks: Counter::default(),
+            rejected_records: Counter::default(),
+            errors: Family::default(),
+            reopens: Counter::default(),
+            replayed_frames: Counter::default(),
+            window_bytes: Gauge::default(),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&mut self) {
+        let to = self.registry.sub_registry_with_prefix("sluice_gateway");
+        to.register("connections", "Producer connections that are open", self.connections.clone());
+        to.register("streams", "Streams that are open", self.streams.clone());
+        to.register("records", "Records taken from producers", self.records.clone());
+        to.register("payload_bytes", "Payload bytes of those records", self.bytes.clone());
+        to.register("acks", "Acks told to producers", self.acks.clone());
+        to.register("rejected_records", "Records refused by pods", self.rejected_records.clone());
+        to.register("errors", "Errors told to producers, by code", self.errors.clone());
+        to.register("reopens", "Streams opened again after a pod was lost", self.reopens.clone());
+        to.register("replayed_frames", "Frames sent a second time", self.replayed_frames.clone());
+        to.register("window_bytes", "Bytes received and not yet durable", self.window_bytes.clone());
+    }
+
+    /// An error was told to a producer.
+    pub(crate) fn error(&self, error: &Error) {
+        self.errors.get_or_create(&Code { code: error.code.clone() }).inc();
+    }
+
+    /// In the Prometheus text format.
+    pub(crate) fn text(&self) -> String {
+        metrics_text(&self.registry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_named_for_the_gateway() {
+        let metrics = Metrics::new();
+        metrics.records.inc_by(3);
+        metrics.error(&Error::invalid("offset_gap", "a gap"));
+        let text = metrics.text();
+        assert!(text.contains("\nsluice_gateway_records_total 3\n"), "{text}");
+        assert!(text.contains("sluice_gateway_errors_total{code=\"offset_gap\"} 1"), "{text}");
+    }
+}

@@ -1,0 +1,396 @@
+//! The way to the pods: which ones there are, opening a stream on one, and the table calls.
+//!
+//! *Owns*: one channel per pod, the pool view and what it says of own placements, the retries of an open.
+//! *Does not own*: the stream once it is open (`session`), the choice (`placement`).
+//! Keeps P5: a stream that lost its pod is placed again, for as long as it takes or is allowed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use rand::rngs::StdRng;
+use rand::{RngExt, make_rng};
+use sluice_shared::error::{Error, ErrorKind};
+use sluice_shared::frame::{Encoding, UnknownFields};
+use sluice_shared::ids::{PodId, SessionId, StreamId, StreamName, TableName};
+use sluice_shared::link::{self, PodAddress};
+use sluice_shared::pool::{PodView, PoolView};
+use sluice_shared::proto::pod_client::PodClient;
+use sluice_shared::proto::{
+    self, MESSAGE_BYTES_MAX, StreamRequest, StreamResponse, stream_request, stream_response,
+};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use crate::config::GatewayConfig;
+use crate::placement::{self, NoPlace, StreamHints};
+
+/// Requests of one stream between session and link. Two: one on its way, one ready. More would only take
+/// frames out of the window's reach to merge them.
+const REQUESTS_WAITING_MAX: usize = 2;
+/// Pods that one open asks, the first included.
+const PODS_ASKED_MAX: usize = 3;
+/// How long a pod that failed is set aside.
+const ASIDE: Duration = Duration::from_secs(1);
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// What a producer is told to wait when no pod has room.
+const BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// A table call may have to write to an object store.
+const TABLE_CALL_TIMEOUT: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// All that a pod must know to take a stream, for the first time or again.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenTerms {
+    /// The table.
+    pub(crate) table: TableName,
+    /// Makes it a named stream.
+    pub(crate) name: Option<StreamName>,
+    /// Chosen here for an ephemeral stream; answered by the pod for a named one.
+    pub(crate) stream: Option<StreamId>,
+    /// None: begin a new session of a named stream.
+    pub(crate) session: Option<SessionId>,
+    /// First offset that is still held.
+    pub(crate) resume_at: u64,
+    /// Of the payloads.
+    pub(crate) encoding: Encoding,
+    /// Fields that the table does not have.
+    pub(crate) unknown: UnknownFields,
+    /// Arrow IPC schema, where the producer stated one.
+    pub(crate) schema: Bytes,
+    /// What the session is pinned to.
+    pub(crate) schema_id: Option<u64>,
+    /// What the producer expects to send.
+    pub(crate) rate_bytes_per_s: Option<u64>,
+    /// The pod that held the stream last.
+    pub(crate) last_pod: Option<PodId>,
+}
+
+impl OpenTerms {
+    fn to_wire(&self) -> proto::Open {
+        let encoding = match self.encoding {
+            Encoding::Json => proto::Encoding::Json,
+            Encoding::Arrow => proto::Encoding::Arrow,
+        };
+        proto::Open {
+            table: self.table.to_string(),
+            name: self.name.as_ref().map(ToString::to_string).unwrap_or_default(),
+            stream: self.stream.as_ref().map(ToString::to_string).unwrap_or_default(),
+            session: self.session.map_or(0, |session| session.0),
+            resume_at: self.resume_at,
+            encoding: encoding.into(),
+            ignore_unknown: self.unknown == UnknownFields::Ignore,
+            schema: self.schema.clone(),
+            schema_id: self.schema_id.unwrap_or_default(),
+            schema_pinned: self.schema_id.is_some(),
+        }
+    }
+}
+
+/// What the pod answered to an open.
+#[derive(Debug, Clone)]
+pub(crate) struct Opened {
+    pub(crate) stream: StreamId,
+    pub(crate) session: SessionId,
+    /// First offset that the pod does not have.
+    pub(crate) next_offset: u64,
+    pub(crate) schema_id: Option<u64>,
+}
+
+/// One open stream on one pod.
+pub(crate) struct Call {
+    pub(crate) opened: Opened,
+    pub(crate) requests: mpsc::Sender<StreamRequest>,
+    pub(crate) responses: Streaming<StreamResponse>,
+    pub(crate) placed: Placed,
+}
+
+/// A stream's share of its pod's load, as this gateway sees it; given back when it is dropped.
+pub(crate) struct Placed {
+    upstream: Arc<Upstream>,
+    pub(crate) pod: PodId,
+    load: f64,
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        let load = self.load;
+        self.upstream.pool().view.update(&self.pod, |pod| pod.placed = (pod.placed - load).max(0.0));
+    }
+}
+
+/// The pods, as all sessions of a gateway share them. The lock is held for microseconds, never across an await.
+pub(crate) struct Upstream {
+    clients: HashMap<PodId, PodClient<Channel>>,
+    pool: Mutex<Pool>,
+    open_timeout: Duration,
+    unavailable_timeout: Duration,
+}
+
+struct Pool {
+    view: PoolView,
+    aside_until: HashMap<PodId, Instant>,
+    rng: StdRng,
+}
+
+impl Upstream {
+    /// Channels to these pods; none is connected yet.
+    ///
+    /// # Errors
+    /// `Invalid` for an address that cannot be one.
+    pub(crate) fn new(config: &GatewayConfig, pods: Vec<(PodId, PodAddress)>) -> Result<Self, Error> {
+        let mut clients = HashMap::new();
+        for (id, address) in &pods {
+            let client = PodClient::new(link::channel(address)?)
+                .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX);
+            clients.insert(id.clone(), client);
+        }
+        let view = PoolView::new(pods.into_iter().map(|(id, address)| PodView::active(id, address)));
+        Ok(Self {
+            clients,
+            pool: Mutex::new(Pool { view, aside_until: HashMap::new(), rng: make_rng() }),
+            open_timeout: config.open_timeout(),
+            unavailable_timeout: config.unavailable_timeout(),
+        })
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a stream on the pod that placement chooses; where that one is busy or gone, on the next ones.
+    ///
+    /// # Errors
+    /// `Busy` or `Unavailable` where none of them takes it; what the pod said where it refuses.
+    pub(crate) async fn open(self: &Arc<Self>, terms: &OpenTerms) -> Result<Box<Call>, Error> {
+        let mut tried = Vec::new();
+        let mut refusal = None;
+        for _ in 0..PODS_ASKED_MAX {
+            let placed = match self.place(terms, &tried) {
+                Ok(placed) => placed,
+                Err(no_place) => return Err(refusal.unwrap_or_else(|| no_place_error(no_place, terms))),
+            };
+            let pod = placed.pod.clone();
+            match self.open_on(placed, terms).await {
+                Ok(call) => return Ok(call),
+                Err(error) if is_loss(&error) || error.retryable => {
+                    tracing::debug!(%pod, table = %terms.table, %error, "a pod did not take a stream");
+                    if is_loss(&error) {
+                        self.set_aside(&pod);
+                    }
+                    tried.push(pod);
+                    refusal = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refusal.unwrap_or_else(|| no_place_error(NoPlace::Empty, terms)))
+    }
+
+    /// Opens a stream again after its pod was lost, trying until a pod takes it.
+    ///
+    /// # Errors
+    /// What a pod said where it refuses for good; the last failure when the time is up.
+    pub(crate) async fn reopen(self: Arc<Self>, terms: OpenTerms) -> Result<Box<Call>, Error> {
+        let deadline = Instant::now() + self.unavailable_timeout;
+        let mut backoff = BACKOFF_MIN;
+        loop {
+            let error = match self.open(&terms).await {
+                Ok(call) => return Ok(call),
+                Err(error) if is_loss(&error) || error.retryable => error,
+                Err(error) => return Err(error),
+            };
+            let wait = backoff.mul_f64(self.pool().rng.random_range(0.5..1.0));
+            if Instant::now() + wait > deadline {
+                return Err(gave_up(self.unavailable_timeout, &error));
+            }
+            tokio::time::sleep(wait).await;
+            backoff = (backoff * 2).min(BACKOFF_MAX);
+        }
+    }
+
+    /// A call to this pod has failed: others are preferred for a moment.
+    pub(crate) fn set_aside(&self, pod: &PodId) {
+        let mut pool = self.pool();
+        pool.aside_until.insert(pod.clone(), Instant::now() + ASIDE);
+        pool.view.update(pod, |pod| pod.aside = true);
+    }
+
+    fn place(self: &Arc<Self>, terms: &OpenTerms, tried: &[PodId]) -> Result<Placed, NoPlace> {
+        let mut pool = self.pool();
+        pool.return_from_aside();
+        let (last_pod, rate) = (terms.last_pod.as_ref(), terms.rate_bytes_per_s);
+        let hints = StreamHints { last_pod, rate_bytes_per_s: rate, tried };
+        let Pool { view, rng, .. } = &mut *pool;
+        let placement = placement::place(view, &terms.table, &hints, rng)?;
+        let load = view.pod(&placement.pod).map(|pod| placement::stream_load(view, &terms.table, rate, pod));
+        let load = load.unwrap_or_default();
+        view.update(&placement.pod, |pod| pod.placed += load);
+        tracing::debug!(table = %terms.table, pod = %placement.pod, rule = ?placement.rule, "placed a stream");
+        Ok(Placed { upstream: Arc::clone(self), pod: placement.pod, load })
+    }
+
+    async fn open_on(&self, placed: Placed, terms: &OpenTerms) -> Result<Box<Call>, Error> {
+        let mut client = self.client(&placed.pod)?;
+        let (requests, receiver) = mpsc::channel(REQUESTS_WAITING_MAX);
+        let open = stream_request::Kind::Open(terms.to_wire());
+        let sent = requests.try_send(StreamRequest { kind: Some(open) });
+        sent.map_err(|_| Error::internal("a new request queue has no room for its open"))?;
+        let opening = async {
+            let mut responses = client.stream(ReceiverStream::new(receiver)).await?.into_inner();
+            let first = responses.message().await?;
+            Ok::<_, Error>((responses, first))
+        };
+        let Ok(opened) = timeout(self.open_timeout, opening).await else {
+            let (pod, after) = (&placed.pod, self.open_timeout);
+            return Err(Error::unavailable(
+                TRANSPORT,
+                format!("pod {pod} did not answer an open in {after:?}"),
+            ));
+        };
+        let (responses, first) = opened?;
+        let opened = read_opened(first, &placed.pod)?;
+        Ok(Box::new(Call { opened, requests, responses, placed }))
+    }
+
+    fn client(&self, pod: &PodId) -> Result<PodClient<Channel>, Error> {
+        let unknown = || Error::internal(format!("pod {pod} was placed on but has no channel"));
+        self.clients.get(pod).cloned().ok_or_else(unknown)
+    }
+
+    fn home(&self, table: &TableName) -> Result<PodClient<Channel>, Error> {
+        let home = self.pool().view.home(table).map(|pod| pod.id.clone());
+        self.client(&home.ok_or_else(no_pods)?)
+    }
+
+    /// Creates a table at its home. `spec` is JSON, and passed on as it is.
+    ///
+    /// # Errors
+    /// What the pod says of the spec; `Unavailable` where it does not answer.
+    pub(crate) async fn create_table(&self, table: &TableName, spec: Bytes) -> Result<Bytes, Error> {
+        let mut home = self.home(table)?;
+        let request = proto::CreateTableRequest { table: table.to_string(), spec };
+        answered(home.create_table(request)).await.map(|description| description.description)
+    }
+
+    /// Describes a table, as JSON.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unavailable` where the table's home does not answer.
+    pub(crate) async fn describe_table(&self, table: &TableName) -> Result<Bytes, Error> {
+        let mut home = self.home(table)?;
+        let request = proto::DescribeTableRequest { table: table.to_string() };
+        answered(home.describe_table(request)).await.map(|description| description.description)
+    }
+
+    /// Names of all tables, from the first pod that answers.
+    ///
+    /// # Errors
+    /// `Unavailable` where none does.
+    pub(crate) async fn list_tables(&self) -> Result<Vec<String>, Error> {
+        let mut failure = no_pods();
+        for client in self.clients.values() {
+            match answered(client.clone().list_tables(proto::ListTablesRequest {})).await {
+                Ok(response) => return Ok(response.tables),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    /// Whether at least one pod answers.
+    pub(crate) async fn is_ready(&self) -> bool {
+        let ask = |client: &PodClient<Channel>| {
+            let mut client = client.clone();
+            async move { timeout(READY_TIMEOUT, client.list_tables(proto::ListTablesRequest {})).await }
+        };
+        let mut answers: FuturesUnordered<_> = self.clients.values().map(ask).collect();
+        while let Some(answer) = answers.next().await {
+            if matches!(answer, Ok(Ok(_))) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Pool {
+    fn return_from_aside(&mut self) {
+        let now = Instant::now();
+        let view = &mut self.view;
+        self.aside_until.retain(|pod, until| {
+            let stays = *until > now;
+            if !stays {
+                view.update(pod, |pod| pod.aside = false);
+            }
+            stays
+        });
+    }
+}
+
+/// Code of errors that the link makes itself (`sluice_shared::error`).
+const TRANSPORT: &str = "transport";
+
+/// Whether the pod, or the way to it, is lost: the pod itself has said nothing.
+pub(crate) fn is_loss(error: &Error) -> bool {
+    // HTTP/2 failures of a broken link come as `Internal` too.
+    error.code == TRANSPORT && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::Internal)
+}
+
+async fn answered<T>(
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, Error> {
+    match timeout(TABLE_CALL_TIMEOUT, call).await {
+        Ok(answer) => answer.map(tonic::Response::into_inner).map_err(Error::from),
+        Err(_) => {
+            let message = format!("the table's pod did not answer in {TABLE_CALL_TIMEOUT:?}: try again");
+            Err(Error::unavailable("pod_timeout", message))
+        }
+    }
+}
+
+fn read_opened(response: Option<StreamResponse>, pod: &PodId) -> Result<Opened, Error> {
+    let opened = match response.and_then(|response| response.kind) {
+        Some(stream_response::Kind::Opened(opened)) => opened,
+        Some(_) => return Err(Error::internal(format!("pod {pod} answered an open with something else"))),
+        None => {
+            return Err(Error::unavailable(TRANSPORT, format!("pod {pod} ended a call that it was to open")));
+        }
+    };
+    let stream = opened.stream.parse().map_err(|error| {
+        Error::internal(format!("pod {pod} answered an open with a stream id that is none: {error}"))
+    })?;
+    Ok(Opened {
+        stream,
+        session: SessionId(opened.session),
+        next_offset: opened.next_offset,
+        schema_id: opened.schema_pinned.then_some(opened.schema_id),
+    })
+}
+
+fn no_pods() -> Error {
+    Error::unavailable("no_pods", "this gateway knows no active pod: start one, or see gateway.pods")
+}
+
+fn no_place_error(no_place: NoPlace, terms: &OpenTerms) -> Error {
+    match no_place {
+        NoPlace::Empty => no_pods(),
+        NoPlace::Full => {
+            let message =
+                format!("all pods are full: no room for a stream to {}; try again later", terms.table);
+            Error::busy("pool_full", message, BUSY_RETRY_AFTER)
+        }
+    }
+}
+
+fn gave_up(after: Duration, last: &Error) -> Error {
+    let message = format!("no pod took the stream again within {after:?}; the last one said: {last}");
+    Error::unavailable("pods_unavailable", message)
+}

@@ -1,0 +1,13 @@
+//! The gateway through its public API: real sockets on one side, a scripted pod on the other.
+//!
+//! *Owns*: the behaviour that producers see.
+//! *Does not own*: what a real pod does with records.
+
+#![allow(clippy::panic, reason = "a helper that panics fails its test")]
+
+mod harness;
+mod http;
+mod plain;
+mod framed;
+mod pods;
+mod slow;
