@@ -1,2 +1,70 @@
-//! stub
-fn main() {}
+//! `sluice`: the all-in-one program, its parts one by one, and what a person needs beside them.
+//!
+//! *Owns*: the command line.
+//! *Does not own*: what the commands do.
+
+mod config;
+mod http;
+mod send;
+mod tables;
+mod up;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Streams of records into Delta Lake tables: durable in milliseconds, in the table a second later, exactly once.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Cli {
+    /// Configuration file (TOML). `SLUICE_POD__WAL_DIR` and the like override it, flags override both.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs a gateway and pods in one process, on embedded defaults.
+    Up(up::UpArgs),
+    /// Runs a gateway alone.
+    Gateway(up::GatewayArgs),
+    /// Runs a pod alone.
+    Pod(up::PodArgs),
+    /// Streams a file or standard input into a table.
+    Send(send::SendArgs),
+    /// Lists the tables, or describes one.
+    Tables(tables::TablesArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start threads: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let config = cli.config.as_deref();
+    let outcome = runtime.block_on(async {
+        match cli.command {
+            Command::Up(args) => up::up(config, args).await,
+            Command::Gateway(args) => up::gateway(config, args).await,
+            Command::Pod(args) => up::pod(config, args).await,
+            Command::Send(args) => send::run(args).await,
+            Command::Tables(args) => tables::run(args).await,
+        }
+    });
+    // A thread that waits for standard input must not hold up the exit.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! The program's configuration: one file with a section for each part.
+//!
+//! *Owns*: the sections, and where `sluice up` keeps things below its data directory.
+//! *Does not own*: the keys of a section (`GatewayConfig`, `PodConfig`).
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde::Deserialize;
+use sluice_gateway::GatewayConfig;
+use sluice_pod::config::PodConfig;
+use sluice_shared::telemetry::{self, LogFormat};
+
+/// Everything that a configuration file can say.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    /// The gateway.
+    pub(crate) gateway: GatewayConfig,
+    /// The pod; in `sluice up`, what its pods have in common.
+    pub(crate) pod: PodConfig,
+    /// The log lines.
+    pub(crate) log: LogConfig,
+}
+
+/// The `[log]` section.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct LogConfig {
+    /// `tracing` directives, such as `info,sluice_pod=debug`.
+    pub(crate) filter: String,
+    /// For people or for machines.
+    pub(crate) format: LogFormat,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self {
+            filter: "info,delta_kernel=warn,delta_kernel_default_engine=warn".to_owned(),
+            format: LogFormat::Text,
+        }
+    }
+}
+
+impl Config {
+    /// Reads the file and the environment, and sets up the log.
+    pub(crate) fn load(file: Option<&Path>) -> anyhow::Result<Self> {
+        let config: Self = sluice_shared::config::load(file, &["gateway", "pod", "log"])?;
+        telemetry::init_logs(&config.log.filter, config.log.format)
+            .with_context(|| format!("log.filter {:?}", config.log.filter))?;
+        Ok(config)
+    }
+}

@@ -1,0 +1,105 @@
+//! One HTTP GET to a gateway.
+//!
+//! *Owns*: as much of HTTP/1.1 as that takes: one request, one connection, a body up to its end.
+//! *Does not own*: what the answers mean.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Largest answer, in bytes: a list of many tables.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// An answer.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Asks the gateway at `url` (`ws://host:port` or `http://host:port`) for `path`.
+pub(crate) async fn get(url: &str, path: &str) -> Result<Answer> {
+    let rest = url.strip_prefix("ws://").or_else(|| url.strip_prefix("http://"));
+    let Some(authority) = rest.map(|rest| rest.trim_end_matches('/')).filter(|rest| !rest.is_empty()) else {
+        bail!("invalid gateway URL {url:?}: expected ws://host:port or http://host:port");
+    };
+    let address = if authority.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok())
+        && authority.contains(':')
+    {
+        authority.to_owned()
+    } else {
+        format!("{authority}:7070")
+    };
+    let exchange = async {
+        let tcp = TcpStream::connect(&address).await;
+        let mut tcp = tcp.with_context(|| {
+            format!("cannot reach a gateway at {url}: is Sluice running there? `sluice up` starts it here")
+        })?;
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
+        );
+        let lost = || format!("{url} closed the connection before it answered GET {path}: is it a gateway?");
+        tcp.write_all(request.as_bytes()).await.with_context(lost)?;
+        let mut bytes = Vec::new();
+        tcp.take(ANSWER_BYTES_MAX).read_to_end(&mut bytes).await.with_context(lost)?;
+        parse(&bytes).with_context(|| format!("{url} does not answer like a gateway"))
+    };
+    tokio::time::timeout(TIMEOUT, exchange)
+        .await
+        .with_context(|| format!("{url} did not answer GET {path} within {} s", TIMEOUT.as_secs()))?
+}
+
+fn parse(bytes: &[u8]) -> Result<Answer> {
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").context("no end of its headers")?;
+    let head = std::str::from_utf8(&bytes[..end]).context("headers that are not text")?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).context("no status")?;
+    let chunked = head.lines().any(|line| {
+        line.to_ascii_lowercase().starts_with("transfer-encoding:")
+            && line.to_ascii_lowercase().contains("chunked")
+    });
+    let body = &bytes[end + 4..];
+    Ok(Answer { status, body: if chunked { joined(body)? } else { body.to_vec() } })
+}
+
+/// Takes the chunk sizes out of a chunked body.
+fn joined(mut body: &[u8]) -> Result<Vec<u8>> {
+    let mut whole = Vec::new();
+    loop {
+        let line = body.windows(2).position(|window| window == b"\r\n").context("a broken chunk")?;
+        let size = std::str::from_utf8(&body[..line]).ok().and_then(|size| size.split(';').next());
+        let size =
+            size.and_then(|size| usize::from_str_radix(size.trim(), 16).ok()).context("a broken chunk")?;
+        if size == 0 {
+            return Ok(whole);
+        }
+        let chunk = body.get(line + 2..).and_then(|rest| rest.get(..size)).context("a chunk cut short")?;
+        whole.extend_from_slice(chunk);
+        body = body.get(line + 2 + size + 2..).context("a chunk cut short")?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_read_whole_and_chunked() {
+        for (bytes, body) in [
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "[]"),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1,\r\n2\r\n2]\r\n0\r\n\r\n",
+                "[1,2]",
+            ),
+        ] {
+            let answer = parse(bytes.as_bytes()).expect("an answer");
+            assert_eq!((answer.status, answer.body.as_slice()), (200, body.as_bytes()));
+        }
+        for bytes in
+            ["", "HTTP/1.1 200 OK\r\n", "HTTP/1.1 200\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n[\r\n"]
+        {
+            assert!(parse(bytes.as_bytes()).is_err(), "{bytes:?}");
+        }
+    }
+}

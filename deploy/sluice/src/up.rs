@@ -1,0 +1,179 @@
+//! `sluice up`, `sluice gateway`, `sluice pod`: start, say where, run until a signal, drain.
+//!
+//! *Owns*: putting a process together from its parts, the order in which they drain.
+//! *Does not own*: the parts.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use sluice_gateway::Gateway;
+use sluice_pod::app::{Listen, Pod};
+use sluice_pod::config::PodConfig;
+use sluice_shared::config::ByteSize;
+use sluice_shared::ids::PodId;
+use sluice_shared::lifecycle::terminated;
+use sluice_shared::link::{self, PodAddress};
+
+use crate::config::Config;
+
+/// How long producers have to finish when the gateway drains.
+const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
+/// Pods in one process: more bring nothing on one machine.
+const PODS_MAX: usize = 16;
+/// Exit status after a second signal: what is durable is committed at the next start.
+const EXIT_HURRIED: u8 = 130;
+
+/// What `sluice up` can be told on the command line.
+#[derive(Args)]
+pub(crate) struct UpArgs {
+    /// How many pods.
+    #[arg(long, default_value_t = 1)]
+    pods: usize,
+    /// Where the write-ahead logs and the tables are kept.
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    data: PathBuf,
+    /// Where producers connect [default: 127.0.0.1:7070].
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+    /// Whether a table that does not exist is made from the first records.
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    auto_create: bool,
+    /// Start although records in the middle of a log are damaged, giving those up.
+    #[arg(long)]
+    accept_loss: bool,
+}
+
+/// What `sluice gateway` can be told on the command line.
+#[derive(Args)]
+pub(crate) struct GatewayArgs {
+    /// Where producers connect.
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+    /// A pod, as `id=host:port`. May be given more than once.
+    #[arg(long = "pod", value_name = "ID=HOST:PORT")]
+    pods: Vec<String>,
+}
+
+/// What `sluice pod` can be told on the command line.
+#[derive(Args)]
+pub(crate) struct PodArgs {
+    /// The pod's name.
+    #[arg(long)]
+    id: Option<PodId>,
+    /// Where gateways reach it.
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+    /// Where its write-ahead log and the tables are kept, laid out as by `sluice up`.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Another pod of the pool, as `id=host:port`. May be given more than once.
+    #[arg(long = "peer", value_name = "ID=HOST:PORT")]
+    peers: Vec<String>,
+    /// Whether a table that does not exist is made from the first records.
+    #[arg(long)]
+    auto_create: bool,
+    /// Start although records in the middle of the log are damaged, giving those up.
+    #[arg(long)]
+    accept_loss: bool,
+}
+
+/// Runs everything in this process.
+pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!((1..=PODS_MAX).contains(&args.pods), "--pods {}: expected 1 to {PODS_MAX}", args.pods);
+    let mut config = Config::load(file)?;
+    config.gateway.listen = args.listen.unwrap_or(config.gateway.listen);
+    config.pod.auto_create = args.auto_create;
+    config.pod.accept_loss |= args.accept_loss;
+    let listeners: Vec<_> = (1..=args.pods).map(|n| (pod_id(n), link::pipe())).collect();
+    let addresses: Vec<(PodId, PodAddress)> = listeners
+        .iter()
+        .map(|(id, (dialer, _))| (id.clone(), PodAddress::InProcess(dialer.clone())))
+        .collect();
+    let mut pods = Vec::new();
+    for (id, (_, listener)) in listeners {
+        let shared = config.pod.clone();
+        let memory_bytes = ByteSize(shared.memory_bytes.0 / args.pods as u64);
+        let pod = PodConfig { memory_bytes, ..below(&args.data, PodConfig { id, ..shared }) };
+        pods.push(Pod::start(pod, Listen::Pipe(listener), &addresses).await?);
+    }
+    let gateway = Gateway::start(config.gateway, addresses).await?;
+    let address = gateway.address();
+    println!("sluice is up: {} pod(s) in this process", pods.len());
+    println!("  producers   ws://{address}/v1/tables/TABLE/stream");
+    println!("  tables      http://{address}/v1/tables");
+    println!("  data        {}", args.data.display());
+    println!("Ctrl-C drains: everything accepted is committed before the exit.");
+    run_until_signal(async move {
+        gateway.drain(GATEWAY_DRAIN).await;
+        futures_util::future::join_all(pods.into_iter().map(Pod::drain)).await;
+    })
+    .await
+}
+
+/// Runs a gateway alone.
+pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::Result<ExitCode> {
+    let mut config = Config::load(file)?.gateway;
+    config.listen = args.listen.unwrap_or(config.listen);
+    let mut pods = pod_addresses(&args.pods)?;
+    for entry in &config.pods {
+        pods.push((entry.id.clone(), entry.address.parse()?));
+    }
+    anyhow::ensure!(
+        !pods.is_empty(),
+        "a gateway needs a pod: give --pod ID=HOST:PORT, or [[gateway.pods]] in the file"
+    );
+    let gateway = Gateway::start(config, pods).await?;
+    println!("gateway listens on ws://{}", gateway.address());
+    run_until_signal(async move { gateway.drain(GATEWAY_DRAIN).await }).await
+}
+
+/// Runs a pod alone.
+pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<ExitCode> {
+    let mut config = Config::load(file)?.pod;
+    config.id = args.id.unwrap_or(config.id);
+    config.listen = args.listen.unwrap_or(config.listen);
+    config.auto_create |= args.auto_create;
+    config.accept_loss |= args.accept_loss;
+    if let Some(data) = &args.data {
+        config = below(data, config);
+    }
+    let pod = Pod::start(config, Listen::Tcp, &pod_addresses(&args.peers)?).await?;
+    if let Some(address) = pod.address() {
+        println!("pod {} listens on {address}", pod.id());
+    }
+    run_until_signal(pod.drain()).await
+}
+
+fn pod_id(number: usize) -> PodId {
+    format!("pod-{number}").parse().expect("a valid pod id")
+}
+
+/// The layout below a data directory.
+fn below(data: &Path, config: PodConfig) -> PodConfig {
+    let wal_dir = data.join("pods").join(config.id.as_str()).join("wal");
+    PodConfig { wal_dir, tables_dir: data.join("tables"), ..config }
+}
+
+fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
+    let parsed = texts.iter().map(|text| {
+        let (id, address) =
+            text.split_once('=').with_context(|| format!("{text:?}: expected ID=HOST:PORT"))?;
+        Ok((id.parse()?, address.parse()?))
+    });
+    parsed.collect()
+}
+
+/// Waits for SIGINT or SIGTERM, then drains. A second signal ends the process at once: what is durable is then
+/// committed at the next start.
+async fn run_until_signal(drain: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
+    terminated().await.context("cannot wait for signals")?;
+    eprintln!("draining: once more to end at once (what is durable is then committed at the next start)");
+    tokio::select! {
+        biased; // a drain that is done needs no hurry
+        () = drain => Ok(ExitCode::SUCCESS),
+        _ = terminated() => Ok(ExitCode::from(EXIT_HURRIED)),
+    }
+}
