@@ -1,0 +1,375 @@
+//! The service as real processes: started, killed, drained, and gone when their owner is.
+//!
+//! *Owns*: the children, where their logs are, what CPU time they took.
+//! *Does not own*: what is sent to them.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+
+/// Replaying a log of some GB comes before a pod listens.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// A drain commits everything that was accepted.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two looks at a process that was asked to end.
+const EXIT_POLL: Duration = Duration::from_millis(5);
+/// Of a log, what is shown when its process failed.
+const LOG_TAIL_BYTES: usize = 4000;
+/// `USER_HZ`: the same on every Linux.
+const CLOCK_TICKS_PER_S: u64 = 100;
+
+/// Finds the `sluice` program of the same build profile as the running one.
+///
+/// # Errors
+/// It is not there.
+pub fn find_sluice() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find the running program")?;
+    // A test runs from `target/PROFILE/deps`, the program itself from `target/PROFILE`.
+    let found = own.ancestors().skip(1).take(2).map(|dir| dir.join("sluice")).find(|path| path.is_file());
+    let beside = own.parent().unwrap_or(Path::new("."));
+    found.with_context(|| {
+        format!(
+            "no `sluice` beside {}: run `cargo build -p sluice` with this profile first",
+            beside.display()
+        )
+    })
+}
+
+/// A child that ends, at the latest, with its owner.
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts it and waits until it prints a line with `ready` in it; answers that line too. What it prints goes to
+    /// `NAME.log` in `log_dir`.
+    ///
+    /// # Errors
+    /// It cannot be started, ends before it is ready, or is not ready in time: with the end of its log.
+    pub fn start(
+        name: &str,
+        mut command: Command,
+        ready: &'static str,
+        log_dir: &Path,
+    ) -> anyhow::Result<(Self, String)> {
+        let log = log_dir.join(format!("{name}.log"));
+        let open = || {
+            let file = OpenOptions::new().create(true).append(true).open(&log);
+            file.with_context(|| format!("log {}", log.display()))
+        };
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(open()?);
+        ends_with_owner(&mut command);
+        let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+        let stdout = child.stdout.take().context("no standard output")?;
+        let process = Self { name: name.to_owned(), child, log: log.clone() };
+        let (sender, lines) = sync_channel(1);
+        let mut copy = open()?;
+        // Reads on after the line, so that the child never waits for room in the pipe.
+        std::thread::spawn(move || watch(BufReader::new(stdout), &mut copy, ready, &sender));
+        match lines.recv_timeout(START_TIMEOUT) {
+            Ok(line) => Ok((process, line)),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("{name} did not print {ready:?} within {START_TIMEOUT:?}\n{}", process.log_tail())
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                bail!("{name} ended before it was ready\n{}", process.log_tail())
+            }
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// User and system time of all its threads so far, in steps of 10 ms.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn cpu(&self) -> anyhow::Result<Duration> {
+        cpu_of(&self.pid().to_string()).with_context(|| self.name.clone())
+    }
+
+    /// `kill -9`.
+    ///
+    /// # Errors
+    /// It had ended by itself: that is a fault to look into.
+    pub fn kill(mut self) -> anyhow::Result<()> {
+        let ended = self.child.try_wait()?;
+        ensure!(ended.is_none(), "{} had ended by itself ({ended:?})\n{}", self.name, self.log_tail());
+        self.child.kill()?;
+        let status = self.child.wait()?;
+        ensure!(status.signal() == Some(libc::SIGKILL), "{} ended with {status}", self.name);
+        Ok(())
+    }
+
+    /// SIGTERM, then waits for a drain that ends with status 0.
+    ///
+    /// # Errors
+    /// Another status, or none in time.
+    pub fn terminate(mut self) -> anyhow::Result<()> {
+        send_signal(self.pid(), libc::SIGTERM).with_context(|| format!("cannot signal {}", self.name))?;
+        let asked = Instant::now();
+        let status: ExitStatus = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            let late = asked.elapsed() > DRAIN_TIMEOUT;
+            ensure!(!late, "{} has not drained in {DRAIN_TIMEOUT:?}\n{}", self.name, self.log_tail());
+            std::thread::sleep(EXIT_POLL);
+        };
+        ensure!(status.success(), "{} drained with {status}\n{}", self.name, self.log_tail());
+        Ok(())
+    }
+
+    /// The end of what it printed.
+    pub fn log_tail(&self) -> String {
+        let bytes = std::fs::read(&self.log).unwrap_or_default();
+        let tail = &bytes[bytes.len().saturating_sub(LOG_TAIL_BYTES)..];
+        format!("--- {} ---\n{}", self.log.display(), String::from_utf8_lossy(tail))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended: then there is nothing to kill, and waiting only takes its status.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn watch(stdout: BufReader<impl std::io::Read>, copy: &mut File, ready: &str, sender: &SyncSender<String>) {
+    let mut told = false;
+    for line in stdout.lines() {
+        let Ok(line) = line else { return };
+        // A log that cannot be written must not stop the reading.
+        let _ = writeln!(copy, "{line}");
+        if !told && line.contains(ready) {
+            told = sender.try_send(line).is_ok();
+        }
+    }
+}
+
+/// The kernel kills the child when the thread that started it ends, however it ends. So start children only from
+/// threads that live as long as the children are to.
+#[allow(unsafe_code, reason = "the only way to have the kernel end a child with its parent")]
+fn ends_with_owner(command: &mut Command) {
+    // SAFETY: between fork and exec only `prctl` is called, which is async-signal-safe and allocates nothing.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+}
+
+#[allow(unsafe_code, reason = "the standard library sends SIGKILL alone")]
+fn send_signal(pid: u32, signal: i32) -> anyhow::Result<()> {
+    let pid = libc::pid_t::try_from(pid)?;
+    // SAFETY: a plain system call without memory of ours; the child has not been waited for, so the pid is its own.
+    match unsafe { libc::kill(pid, signal) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().into()),
+    }
+}
+
+/// CPU time of a process (a pid, or `self`).
+///
+/// # Errors
+/// There is none.
+pub fn cpu_of(process: &str) -> anyhow::Result<Duration> {
+    let path = format!("/proc/{process}/stat");
+    let stat = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    // The second field is the name in parentheses and may hold anything; fields 14 and 15 are the times.
+    let (_, rest) = stat.rsplit_once(") ").with_context(|| path.clone())?;
+    let fields: Vec<&str> = rest.split(' ').collect();
+    let ticks = |field: usize| -> anyhow::Result<u64> {
+        Ok(fields.get(field - 3).with_context(|| path.clone())?.parse()?)
+    };
+    Ok(Duration::from_millis((ticks(14)? + ticks(15)?) * 1000 / CLOCK_TICKS_PER_S))
+}
+
+/// One gateway and one pod.
+pub struct Cluster {
+    sluice: PathBuf,
+    dir: PathBuf,
+    env: Vec<(String, String)>,
+    pod_port: u16,
+    gateway_url: String,
+    gateway: Option<Process>,
+    pod: Option<Process>,
+}
+
+impl Cluster {
+    /// Starts both, with data and logs below `dir`. `env` is set for both.
+    ///
+    /// # Errors
+    /// One of them does not start.
+    pub fn start(sluice: &Path, dir: &Path, env: &[(&str, &str)]) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        let env = env.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let mut cluster = Self {
+            sluice: sluice.to_owned(),
+            dir: dir.to_owned(),
+            env,
+            pod_port: free_port()?,
+            gateway_url: String::new(),
+            gateway: None,
+            pod: None,
+        };
+        cluster.start_pod()?;
+        cluster.start_gateway()?;
+        Ok(cluster)
+    }
+
+    /// Where producers connect: `ws://host:port`.
+    pub fn url(&self) -> &str {
+        &self.gateway_url
+    }
+
+    /// Where a table of the default catalog and schema is kept.
+    pub fn table_dir(&self, table: &str) -> PathBuf {
+        self.dir.join("data/tables/main/default").join(table)
+    }
+
+    /// The running pod.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn pod(&self) -> anyhow::Result<&Process> {
+        self.pod.as_ref().context("the pod is not running")
+    }
+
+    /// The running gateway.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn gateway(&self) -> anyhow::Result<&Process> {
+        self.gateway.as_ref().context("the gateway is not running")
+    }
+
+    /// Starts the pod, on the same port and data as before.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_pod(&mut self) -> anyhow::Result<()> {
+        ensure!(self.pod.is_none(), "the pod is running");
+        let mut command = self.command("pod");
+        command.args(["--id", "pod-1", "--auto-create", "--listen", &format!("127.0.0.1:{}", self.pod_port)]);
+        command.arg("--data").arg(self.dir.join("data"));
+        self.pod = Some(Process::start("pod-1", command, "listens on", &self.dir)?.0);
+        Ok(())
+    }
+
+    /// `kill -9` of the pod.
+    ///
+    /// # Errors
+    /// It had ended by itself.
+    pub fn kill_pod(&mut self) -> anyhow::Result<()> {
+        self.pod.take().context("the pod is not running")?.kill()
+    }
+
+    /// SIGTERM to the pod; waits until it has drained.
+    ///
+    /// # Errors
+    /// It does not end in time and with status 0.
+    pub fn drain_pod(&mut self) -> anyhow::Result<()> {
+        self.pod.take().context("the pod is not running")?.terminate()
+    }
+
+    /// Drains the gateway, then the pod.
+    ///
+    /// # Errors
+    /// One of them does not end in time and with status 0.
+    pub fn drain(mut self) -> anyhow::Result<()> {
+        self.gateway.take().context("the gateway is not running")?.terminate()?;
+        self.drain_pod()
+    }
+
+    /// The ends of both logs, for whoever reports a failure.
+    pub fn log_tails(&self) -> String {
+        let tails = [&self.gateway, &self.pod].map(|process| process.as_ref().map(Process::log_tail));
+        tails.into_iter().flatten().collect::<Vec<_>>().join("\n")
+    }
+
+    fn start_gateway(&mut self) -> anyhow::Result<()> {
+        let mut command = self.command("gateway");
+        command.args(["--listen", "127.0.0.1:0", "--pod", &format!("pod-1=127.0.0.1:{}", self.pod_port)]);
+        let (gateway, line) = Process::start("gateway", command, "listens on ws://", &self.dir)?;
+        let url = line.split_whitespace().find(|word| word.starts_with("ws://"));
+        self.gateway_url = url.with_context(|| format!("no address in {line:?}"))?.to_owned();
+        self.gateway = Some(gateway);
+        Ok(())
+    }
+
+    fn command(&self, part: &str) -> Command {
+        let mut command = Command::new(&self.sluice);
+        command.arg(part).envs(self.env.iter().map(|(key, value)| (key, value)));
+        command
+    }
+}
+
+/// A port that was free a moment ago; the pod needs the same one again after each restart.
+fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0").context("no free port")?.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_process_is_ready_when_it_says_so_and_gone_when_killed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let command = shell("echo one; echo it listens on x; sleep 100");
+        let (process, line) = Process::start("p", command, "listens on", dir.path()).expect("started");
+        assert_eq!(line, "it listens on x");
+        let pid = process.pid();
+        process.kill().expect("was running");
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[test]
+    fn a_process_that_fails_shows_its_log() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let failed = Process::start("p", shell("echo no luck >&2; exit 3"), "ready", dir.path());
+        let error = failed.err().expect("it ended");
+        assert!(error.to_string().contains("no luck"), "{error}");
+    }
+
+    #[test]
+    fn a_drain_must_end_with_status_0() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (status, is_good) in [(0, true), (3, false)] {
+            // `wait` is interrupted by the trap at once, a foreground `sleep` would not be.
+            let script = format!("trap 'kill $!; exit {status}' TERM; sleep 100 & echo ready; wait");
+            let (process, _) = Process::start("p", shell(&script), "ready", dir.path()).expect("started");
+            assert_eq!(process.terminate().is_ok(), is_good);
+        }
+    }
+
+    #[test]
+    fn cpu_time_is_counted() {
+        let before = cpu_of("self").expect("this process");
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_millis(300) {
+            std::hint::spin_loop();
+        }
+        assert!(cpu_of("self").expect("this process") > before);
+    }
+}

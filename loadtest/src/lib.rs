@@ -1,0 +1,18 @@
+//! The load test: one workload, one auditor, real processes.
+//!
+//! What is sent is noted as it is sent (`history`), what a table holds is read back by a reader that shares no code
+//! with its writer (`table`), and one judge (`auditor`) compares the two, version by version.
+//!
+//! *Owns*: workloads, the judge, running the service's processes and killing them, figures beside limits.
+//! *Does not own*: anything of the service.
+
+pub mod workload;
+pub mod history;
+pub mod auditor;
+pub mod table;
+pub mod cluster;
+pub mod crash;
+pub mod machine;
+pub mod producer;
+pub mod bench;
+pub mod report;

@@ -1,0 +1,393 @@
+//! What the machine can do, measured in the same run as the bench: every figure is read beside its limit.
+//!
+//! *Owns*: bare disk, network, memory, decoding and Parquet, each alone on one core.
+//! *Does not own*: the service's figures (`bench`).
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use arrow::array::RecordBatch;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use serde::Serialize;
+use sluice_pod::decode::arrow::ArrowDecoder;
+use sluice_pod::decode::json::JsonDecoder;
+use sluice_shared::frame::{Encoding, UnknownFields};
+
+use crate::bench::Feed;
+
+/// Each measurement runs for about so long.
+const MEASURE: Duration = Duration::from_millis(1000);
+/// Flushes under load take a scheduler tick each: fewer of them are enough for a median.
+const FLUSHES_MAX: usize = 2000;
+const DISK_FILE_BYTES: usize = 256 << 20;
+const WRITE_BYTES: usize = 1 << 20;
+/// Direct I/O wants memory and places aligned to this.
+const ALIGN: usize = 4096;
+const SOCKET_BYTES: usize = 256 << 10;
+const COPY_BYTES: usize = 64 << 20;
+/// As the pod writes: about what one flush of a busy table holds.
+const PARQUET_BYTES: usize = 64 << 20;
+const RECORD_BYTES_MAX: usize = 10 << 20;
+
+/// What the machine can do.
+#[derive(Debug, Clone, Serialize)]
+pub struct Limits {
+    /// The disk.
+    pub disk: Disk,
+    /// One TCP connection over loopback, MB/s.
+    pub loopback_mb_per_s: f64,
+    /// Copying 64 MiB, MB/s.
+    pub memcpy_mb_per_s: f64,
+    /// Of the records of row (a).
+    pub arrow: Codec,
+    /// Of the records of row (b).
+    pub json: Codec,
+}
+
+/// The disk, with direct I/O where the file system has it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Disk {
+    /// Whether it was direct.
+    pub direct: bool,
+    /// Sequential writes of 1 MiB into a written file, MB/s.
+    pub write_mb_per_s: f64,
+    /// Their CPU time.
+    pub write_cpu_s_per_gb: f64,
+    /// Write and flush of 4 KiB into a written file, median, µs.
+    pub flush_4k_us: f64,
+    /// Of 64 KiB.
+    pub flush_64k_us: f64,
+    /// The same while every core is busy, by an ordinary thread.
+    pub flush_4k_busy_us: f64,
+    /// Of 64 KiB.
+    pub flush_64k_busy_us: f64,
+}
+
+/// What one core does with one kind of records. Bytes are those of the payload, as it is sent.
+#[derive(Debug, Clone, Serialize)]
+pub struct Codec {
+    /// Payload bytes of a record.
+    pub record_bytes: f64,
+    /// Arrow bytes per payload byte: what the log and Parquet have to take.
+    pub arrow_ratio: f64,
+    /// Decoding, MB/s.
+    pub decode_mb_per_s: f64,
+    /// Decoding, records/s.
+    pub decode_records_per_s: f64,
+    /// Its CPU time.
+    pub decode_cpu_s_per_gb: f64,
+    /// Parquet with zstd 1, MB/s.
+    pub parquet_mb_per_s: f64,
+    /// Parquet with zstd 1, records/s.
+    pub parquet_records_per_s: f64,
+    /// Its CPU time.
+    pub parquet_cpu_s_per_gb: f64,
+    /// Writing the rows to disk.
+    pub wal_cpu_s_per_gb: f64,
+}
+
+impl Codec {
+    /// Decoding, log and Parquet done bare: what a pod cannot do without.
+    pub fn bare_cpu_s_per_gb(&self) -> f64 {
+        self.decode_cpu_s_per_gb + self.wal_cpu_s_per_gb + self.parquet_cpu_s_per_gb
+    }
+}
+
+/// Measures everything. `dir` is on the disk to measure.
+///
+/// # Errors
+/// Anything that cannot be measured.
+pub fn measure(dir: &Path, arrow: &Feed, json: &Feed) -> anyhow::Result<Limits> {
+    let disk = disk(dir).with_context(|| format!("disk below {}", dir.display()))?;
+    Ok(Limits {
+        loopback_mb_per_s: loopback().context("loopback")?,
+        memcpy_mb_per_s: memcpy(),
+        arrow: codec(arrow, &disk).context("Arrow")?,
+        json: codec(json, &disk).context("JSON")?,
+        disk,
+    })
+}
+
+/// Write and flush of 4 and 64 KiB, medians in µs, on the machine as it is now.
+///
+/// # Errors
+/// The disk's.
+pub fn flushes(dir: &Path) -> anyhow::Result<(f64, f64)> {
+    let target = Target::prepare(dir)?;
+    Ok((target.flush_us(4 << 10)?, target.flush_us(64 << 10)?))
+}
+
+fn disk(dir: &Path) -> anyhow::Result<Disk> {
+    let target = Target::prepare(dir)?;
+    let (write_mb_per_s, write_cpu_s_per_gb) = target.write()?;
+    let (flush_4k_us, flush_64k_us) = (target.flush_us(4 << 10)?, target.flush_us(64 << 10)?);
+    let stop = Arc::new(AtomicBool::new(false));
+    let cores = std::thread::available_parallelism()?.get();
+    let spinners: Vec<_> = (0..cores).map(|_| spinner(Arc::clone(&stop))).collect();
+    let busy = target.flush_us(4 << 10).and_then(|small| Ok((small, target.flush_us(64 << 10)?)));
+    stop.store(true, Ordering::Relaxed);
+    for spinner in spinners {
+        // It cannot panic: it only counts.
+        let _ = spinner.join();
+    }
+    let (flush_4k_busy_us, flush_64k_busy_us) = busy?;
+    Ok(Disk {
+        direct: target.direct,
+        write_mb_per_s,
+        write_cpu_s_per_gb,
+        flush_4k_us,
+        flush_64k_us,
+        flush_4k_busy_us,
+        flush_64k_busy_us,
+    })
+}
+
+fn spinner(stop: Arc<AtomicBool>) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        while !stop.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+    })
+}
+
+/// A written file, removed in the end.
+struct Target {
+    path: PathBuf,
+    direct: bool,
+    memory: Vec<u8>,
+}
+
+impl Target {
+    fn prepare(dir: &Path) -> anyhow::Result<Self> {
+        let path = dir.join("machine.bin");
+        let mut target = Self { path, direct: true, memory: vec![0x5a; WRITE_BYTES + ALIGN] };
+        let mut file = File::create(&target.path)?;
+        for _ in 0..DISK_FILE_BYTES / WRITE_BYTES {
+            file.write_all(target.aligned(WRITE_BYTES))?;
+        }
+        file.sync_all()?;
+        target.direct = target.open(libc::O_DIRECT).is_ok();
+        Ok(target)
+    }
+
+    fn open(&self, flags: i32) -> std::io::Result<File> {
+        let direct = if self.direct { libc::O_DIRECT } else { 0 };
+        OpenOptions::new().write(true).custom_flags(flags | direct).open(&self.path)
+    }
+
+    fn aligned(&self, bytes: usize) -> &[u8] {
+        let skip = self.memory.as_ptr().align_offset(ALIGN);
+        &self.memory[skip..skip + bytes]
+    }
+
+    fn write(&self) -> anyhow::Result<(f64, f64)> {
+        let mut file = self.open(0)?;
+        let mut place = 0;
+        let timed = timed(|| {
+            if place == DISK_FILE_BYTES {
+                file.seek(SeekFrom::Start(0))?;
+                place = 0;
+            }
+            file.write_all(self.aligned(WRITE_BYTES))?;
+            place += WRITE_BYTES;
+            Ok(WRITE_BYTES as u64)
+        })?;
+        file.sync_data()?;
+        Ok((timed.mb_per_s(), timed.cpu_s_per_gb()))
+    }
+
+    fn flush_us(&self, bytes: usize) -> anyhow::Result<f64> {
+        let mut file = self.open(libc::O_DSYNC)?;
+        let started = Instant::now();
+        let (mut times, mut place) = (Vec::new(), 0);
+        while started.elapsed() < MEASURE && times.len() < FLUSHES_MAX {
+            let before = Instant::now();
+            file.write_all(self.aligned(bytes))?;
+            times.push(before.elapsed());
+            place += bytes;
+            if place + bytes > DISK_FILE_BYTES {
+                file.seek(SeekFrom::Start(0))?;
+                place = 0;
+            }
+        }
+        times.sort();
+        Ok(times[times.len() / 2].as_secs_f64() * 1e6)
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // A file that stays behind is in the bench's own directory, which goes as a whole.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn loopback() -> anyhow::Result<f64> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let sender = std::thread::spawn(move || -> std::io::Result<()> {
+        let mut socket = TcpStream::connect(address)?;
+        let bytes = vec![7; SOCKET_BYTES];
+        let started = Instant::now();
+        while started.elapsed() < MEASURE {
+            socket.write_all(&bytes)?;
+        }
+        Ok(())
+    });
+    let (mut socket, _) = listener.accept()?;
+    let mut bytes = vec![0; SOCKET_BYTES];
+    let (started, mut total) = (Instant::now(), 0);
+    loop {
+        match socket.read(&mut bytes)? {
+            0 => break,
+            read => total += read as u64,
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    sender.join().ok().context("the sender panicked")??;
+    Ok(total as f64 / 1e6 / seconds)
+}
+
+fn memcpy() -> f64 {
+    let (from, mut to) = (vec![1; COPY_BYTES], vec![0; COPY_BYTES]);
+    let (started, mut total) = (Instant::now(), 0);
+    while started.elapsed() < MEASURE / 2 {
+        std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from));
+        total += COPY_BYTES;
+    }
+    total as f64 / 1e6 / started.elapsed().as_secs_f64()
+}
+
+fn codec(feed: &Feed, disk: &Disk) -> anyhow::Result<Codec> {
+    let mut rows = Rows::new(feed)?;
+    let mut frames = feed.frames.iter().cycle();
+    let decoded = timed(|| {
+        let frame = frames.next().context("no frames")?;
+        std::hint::black_box(rows.decode(frame)?);
+        Ok(frame.payload.len() as u64)
+    })?;
+    let mut batches = Vec::new();
+    let (mut payload_bytes, mut records) = (0, 0u64);
+    for frame in feed.frames.iter().cycle() {
+        batches.extend(rows.decode(frame)?);
+        payload_bytes += frame.payload.len();
+        records += u64::from(frame.rows);
+        if payload_bytes >= PARQUET_BYTES {
+            break;
+        }
+    }
+    let parquet = timed(|| {
+        parquet(&batches)?;
+        Ok(payload_bytes as u64)
+    })?;
+    let slice_bytes = |batch: &RecordBatch| -> usize {
+        let columns = batch.columns().iter();
+        columns.map(|column| column.to_data().get_slice_memory_size().unwrap_or(0)).sum()
+    };
+    let arrow_bytes: usize = batches.iter().map(slice_bytes).sum();
+    let record_bytes = payload_bytes as f64 / records as f64;
+    let arrow_ratio = arrow_bytes as f64 / payload_bytes as f64;
+    Ok(Codec {
+        record_bytes,
+        arrow_ratio,
+        decode_mb_per_s: decoded.mb_per_s(),
+        decode_records_per_s: decoded.mb_per_s() * 1e6 / record_bytes,
+        decode_cpu_s_per_gb: decoded.cpu_s_per_gb(),
+        parquet_mb_per_s: parquet.mb_per_s(),
+        parquet_records_per_s: parquet.mb_per_s() * 1e6 / record_bytes,
+        parquet_cpu_s_per_gb: parquet.cpu_s_per_gb(),
+        wal_cpu_s_per_gb: disk.write_cpu_s_per_gb * arrow_ratio,
+    })
+}
+
+/// The pod's own decoder of a feed's encoding, bare.
+enum Rows {
+    Json(Box<JsonDecoder>),
+    Arrow(ArrowDecoder),
+}
+
+impl Rows {
+    fn new(feed: &Feed) -> anyhow::Result<Self> {
+        let schema = feed.shape.schema();
+        Ok(match feed.encoding {
+            Encoding::Json => {
+                let decoder = JsonDecoder::new(schema, RECORD_BYTES_MAX).map_err(anyhow::Error::msg)?;
+                Self::Json(Box::new(decoder))
+            }
+            Encoding::Arrow => Self::Arrow(ArrowDecoder::new(schema, 1 << 30)),
+        })
+    }
+
+    fn decode(&mut self, frame: &crate::producer::Frame) -> anyhow::Result<Vec<RecordBatch>> {
+        let mut refused = 0;
+        let (rows, unknown) = (frame.rows as usize, UnknownFields::Refuse);
+        let batches = match self {
+            Self::Json(decoder) => {
+                decoder.append(&frame.payload, 0, unknown, &mut |_, _| refused += 1);
+                vec![decoder.finish()]
+            }
+            Self::Arrow(decoder) => decoder
+                .decode(&frame.payload, rows, 0, unknown, &mut |_, _| refused += 1)
+                .map_err(anyhow::Error::msg)?,
+        };
+        anyhow::ensure!(refused == 0, "{refused} records of a frame were refused");
+        Ok(batches)
+    }
+}
+
+fn parquet(batches: &[RecordBatch]) -> anyhow::Result<()> {
+    let schema = batches.first().context("no batches")?.schema();
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
+        .set_statistics_enabled(EnabledStatistics::Chunk)
+        .build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), schema, Some(properties))?;
+    for batch in batches {
+        writer.write(batch)?;
+    }
+    std::hint::black_box(writer.into_inner()?);
+    Ok(())
+}
+
+struct Timed {
+    bytes: u64,
+    wall: Duration,
+    cpu: Duration,
+}
+
+impl Timed {
+    fn mb_per_s(&self) -> f64 {
+        self.bytes as f64 / 1e6 / self.wall.as_secs_f64()
+    }
+
+    fn cpu_s_per_gb(&self) -> f64 {
+        self.cpu.as_secs_f64() / (self.bytes as f64 / 1e9)
+    }
+}
+
+/// Does one step after the other for a while, after one that warms up. A step answers its bytes.
+fn timed(mut step: impl FnMut() -> anyhow::Result<u64>) -> anyhow::Result<Timed> {
+    step()?;
+    let (started, cpu, mut bytes) = (Instant::now(), thread_cpu()?, 0);
+    while started.elapsed() < MEASURE {
+        bytes += step()?;
+    }
+    Ok(Timed { bytes, wall: started.elapsed(), cpu: thread_cpu()?.saturating_sub(cpu) })
+}
+
+/// CPU time of the calling thread.
+fn thread_cpu() -> anyhow::Result<Duration> {
+    let path = "/proc/thread-self/schedstat";
+    let text = std::fs::read_to_string(path).context(path)?;
+    let nanos = text.split(' ').next().context(path)?.parse().context(path)?;
+    Ok(Duration::from_nanos(nanos))
+}

@@ -1,0 +1,284 @@
+//! How figures are read: each beside the machine's limit, with its aim and whether that is met.
+//!
+//! *Owns*: the aims, the table, the JSON.
+//! *Does not own*: measuring.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::bench::{Figures, Light, RowFigures};
+use crate::machine::{Codec, Limits};
+
+/// (a), MB/s of payload.
+const ARROW_MB_PER_S_MIN: f64 = 100.0;
+/// (b), records/s.
+const JSON_RECORDS_PER_S_MIN: f64 = 100_000.0;
+/// Ack median at a tenth of the load, in flushes of the same size on the idle machine.
+const ACK_FLUSHES_MAX: f64 = 2.5;
+/// Median of the time to committed, ms.
+const COMMITTED_MS_MAX: f64 = 1500.0;
+/// CPU of the pod, in that of decoding, log write and Parquet done bare.
+const POD_CPU_MAX: f64 = 1.5;
+/// From this size of a frame on, a flush of 64 KiB is the nearer limit.
+const LARGE_FRAME_BYTES: f64 = 16_384.0;
+
+/// One line of the table.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figure {
+    /// What was measured.
+    pub name: String,
+    /// How much.
+    pub value: f64,
+    /// Of what.
+    pub unit: &'static str,
+    /// What the machine can do.
+    pub limit: Option<Limit>,
+    /// What is aimed at.
+    pub aim: Option<Aim>,
+}
+
+/// What the machine can do, in the figure's unit.
+#[derive(Debug, Clone, Serialize)]
+pub struct Limit {
+    /// What was measured.
+    pub name: &'static str,
+    /// How much.
+    pub value: f64,
+}
+
+/// What is aimed at, in the figure's unit.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aim {
+    /// So much or more.
+    AtLeast(f64),
+    /// So much or less.
+    AtMost(f64),
+}
+
+impl Figure {
+    fn new(name: String, value: f64, unit: &'static str) -> Self {
+        Self { name, value, unit, limit: None, aim: None }
+    }
+
+    fn beside(mut self, limit: Option<(&'static str, f64)>) -> Self {
+        self.limit = limit.map(|(name, value)| Limit { name, value });
+        self
+    }
+
+    fn aiming(mut self, aim: Option<Aim>) -> Self {
+        self.aim = aim;
+        self
+    }
+
+    /// The figure in units of its limit.
+    pub fn ratio(&self) -> Option<f64> {
+        self.limit.as_ref().map(|limit| self.value / limit.value)
+    }
+
+    /// Whether its aim is met; None where it has none.
+    pub fn is_met(&self) -> Option<bool> {
+        self.aim.map(|aim| match aim {
+            Aim::AtLeast(least) => self.value >= least,
+            Aim::AtMost(most) => self.value <= most,
+        })
+    }
+}
+
+/// All lines, in the order in which they are shown.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// The table.
+    pub lines: Vec<Figure>,
+    /// What it was made from.
+    pub figures: Figures,
+}
+
+impl Report {
+    /// Puts figures, limits and aims together.
+    pub fn new(figures: Figures) -> Self {
+        let limits = figures.limits.as_ref();
+        let lines = figures.rows.iter().flat_map(|row| row_lines(row, limits)).collect();
+        Self { lines, figures }
+    }
+
+    /// Whether every aim is met.
+    pub fn is_met(&self) -> bool {
+        self.lines.iter().all(|line| line.is_met() != Some(false))
+    }
+}
+
+fn row_lines(row: &RowFigures, limits: Option<&Limits>) -> Vec<Figure> {
+    let (key, median) = (row.row.key, &row.median);
+    let codec = limits.map(|limits| if key == 'a' { &limits.arrow } else { &limits.json });
+    let name = |what: &str| format!("({key}) {what}");
+    let bare = codec.map(|codec| ("decode + log + Parquet, bare", codec.bare_cpu_s_per_gb()));
+    let pod_aim = bare.filter(|_| key != 'c').map(|(_, bare)| Aim::AtMost(POD_CPU_MAX * bare));
+    let parquet = |figure: fn(&Codec) -> f64| codec.map(|codec| ("Parquet zstd-1, one core", figure(codec)));
+    let flush = limits.map(|limits| ("4 KiB flush, idle", limits.disk.flush_4k_us / 1e3));
+    let aims = |wanted: char, least: f64| (key == wanted && limits.is_some()).then_some(Aim::AtLeast(least));
+    let mut lines = vec![
+        Figure::new(name("records/s, to committed"), median.records_per_s, "/s")
+            .beside(parquet(|codec| codec.parquet_records_per_s))
+            .aiming(aims('b', JSON_RECORDS_PER_S_MIN)),
+        Figure::new(name("payload, to committed"), median.mb_per_s, "MB/s")
+            .beside(parquet(|codec| codec.parquet_mb_per_s))
+            .aiming(aims('a', ARROW_MB_PER_S_MIN)),
+        Figure::new(name("ack p50, full load"), median.ack.p50_ms, "ms").beside(flush),
+        Figure::new(name("ack p99, full load"), median.ack.p99_ms, "ms").beside(flush),
+        Figure::new(name("committed p50"), median.committed.p50_ms, "ms")
+            .aiming(limits.map(|_| Aim::AtMost(COMMITTED_MS_MAX))),
+        Figure::new(name("committed p99"), median.committed.p99_ms, "ms"),
+        Figure::new(name("pod CPU"), median.cpu.pod_s_per_gb, "s/GB").beside(bare).aiming(pod_aim),
+        Figure::new(name("gateway CPU"), median.cpu.gateway_s_per_gb, "s/GB"),
+        Figure::new(name("producer CPU (the bench)"), median.cpu.producer_s_per_gb, "s/GB"),
+    ];
+    lines.extend(row.light.iter().flat_map(|light| light_lines(key, light)));
+    lines
+}
+
+fn light_lines(key: char, light: &Light) -> Vec<Figure> {
+    let (limit, flush_us) = match light.frame_bytes >= LARGE_FRAME_BYTES {
+        true => ("64 KiB flush, idle", light.flush_64k_us),
+        false => ("4 KiB flush, idle", light.flush_4k_us),
+    };
+    let flush_ms = flush_us / 1e3;
+    let name = |what: &str| format!("({key}) {what}, 10 % load, {:.1} KB frames", light.frame_bytes / 1e3);
+    vec![
+        Figure::new(name("ack p50"), light.run.ack.p50_ms, "ms")
+            .beside(Some((limit, flush_ms)))
+            .aiming(Some(Aim::AtMost(ACK_FLUSHES_MAX * flush_ms))),
+        Figure::new(name("ack p99"), light.run.ack.p99_ms, "ms").beside(Some((limit, flush_ms))),
+        Figure::new(name("committed p50"), light.run.committed.p50_ms, "ms")
+            .aiming(Some(Aim::AtMost(COMMITTED_MS_MAX))),
+    ]
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(limits) = &self.figures.limits {
+            write_limits(f, limits)?;
+        }
+        for row in &self.figures.rows {
+            let rates: Vec<String> = row.runs.iter().map(|run| number(run.records_per_s)).collect();
+            writeln!(f, "({}) {}: records/s by run: {}", row.row.key, row.row.title, rates.join(", "))?;
+        }
+        writeln!(f)?;
+        let head = ["figure", "value", "unit", "limit", "of", "ratio", "aim", "met"].map(str::to_owned);
+        let mut cells = vec![head];
+        cells.extend(self.lines.iter().map(cells_of));
+        let width = |column: usize| cells.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+        let widths: [usize; 8] = std::array::from_fn(width);
+        for line in &cells {
+            for (column, (cell, width)) in line.iter().zip(widths).enumerate() {
+                // Words to the left, numbers to the right.
+                match column {
+                    0 | 2 | 4 | 7 => write!(f, "{cell:<width$}  ")?,
+                    _ => write!(f, "{cell:>width$}  ")?,
+                }
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+fn cells_of(figure: &Figure) -> [String; 8] {
+    let aim = figure.aim.map(|aim| match aim {
+        Aim::AtLeast(least) => format!("≥ {}", number(least)),
+        Aim::AtMost(most) => format!("≤ {}", number(most)),
+    });
+    let met = figure.is_met().map(|met| if met { "met" } else { "MISSED" });
+    [
+        figure.name.clone(),
+        number(figure.value),
+        figure.unit.to_owned(),
+        figure.limit.as_ref().map(|limit| number(limit.value)).unwrap_or_default(),
+        figure.limit.as_ref().map(|limit| limit.name.to_owned()).unwrap_or_default(),
+        figure.ratio().map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
+        aim.unwrap_or_default(),
+        met.unwrap_or_default().to_owned(),
+    ]
+}
+
+fn write_limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
+    let disk = &limits.disk;
+    let how = if disk.direct { "direct" } else { "buffered: no direct I/O here" };
+    writeln!(f, "machine")?;
+    writeln!(
+        f,
+        "  disk ({how}): {} MB/s in sequence, {:.2} CPU s/GB; write + flush p50 idle 4 KiB {:.3} ms, 64 KiB {:.3} ms; \
+         all cores busy {:.3} and {:.3} ms",
+        number(disk.write_mb_per_s),
+        disk.write_cpu_s_per_gb,
+        disk.flush_4k_us / 1e3,
+        disk.flush_64k_us / 1e3,
+        disk.flush_4k_busy_us / 1e3,
+        disk.flush_64k_busy_us / 1e3,
+    )?;
+    writeln!(
+        f,
+        "  loopback TCP {} MB/s; memcpy {} MB/s",
+        number(limits.loopback_mb_per_s),
+        number(limits.memcpy_mb_per_s)
+    )?;
+    for (name, codec) in [("Arrow IPC", &limits.arrow), ("JSON", &limits.json)] {
+        writeln!(
+            f,
+            "  one core, {name}, {:.0} B records: decode {} MB/s ({} /s), Parquet zstd-1 {} MB/s ({} /s); bare CPU s/GB: \
+             decode {:.2} + log {:.2} + Parquet {:.2} = {:.2}",
+            codec.record_bytes,
+            number(codec.decode_mb_per_s),
+            number(codec.decode_records_per_s),
+            number(codec.parquet_mb_per_s),
+            number(codec.parquet_records_per_s),
+            codec.decode_cpu_s_per_gb,
+            codec.wal_cpu_s_per_gb,
+            codec.parquet_cpu_s_per_gb,
+            codec.bare_cpu_s_per_gb(),
+        )?;
+    }
+    Ok(())
+}
+
+/// Three digits that count, thousands apart.
+fn number(value: f64) -> String {
+    match value {
+        value if value >= 1000.0 => {
+            let digits = format!("{value:.0}");
+            let groups: Vec<&str> = digits
+                .as_bytes()
+                .rchunks(3)
+                .rev()
+                .map(|group| std::str::from_utf8(group).unwrap_or_default())
+                .collect();
+            groups.join(",")
+        }
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value if value >= 1.0 => format!("{value:.2}"),
+        value => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        let shown = [1_234_567.8, 1000.0, 123.4, 12.34, 1.234, 0.1234].map(number);
+        assert_eq!(shown, ["1,234,568", "1,000", "123", "12.3", "1.23", "0.123"]);
+    }
+
+    #[test]
+    fn an_aim_is_met_or_missed() {
+        let figure = |value, aim| Figure::new("x".to_owned(), value, "ms").aiming(aim).is_met();
+        assert_eq!(figure(1.0, Some(Aim::AtMost(2.0))), Some(true));
+        assert_eq!(figure(3.0, Some(Aim::AtMost(2.0))), Some(false));
+        assert_eq!(figure(3.0, Some(Aim::AtLeast(2.0))), Some(true));
+        assert_eq!(figure(1.0, Some(Aim::AtLeast(2.0))), Some(false));
+        assert_eq!(figure(1.0, None), None);
+    }
+}
