@@ -614,6 +614,17 @@ mod tests {
         assert_eq!(numbers(LogId(uuid::Uuid::nil()), 7), [0_u64; 0]);
     }
 
+    #[test]
+    fn a_group_of_another_history_is_not_in_the_chain() {
+        let mut segment = vec![0; SEGMENT_BYTES];
+        let header = header(7, first(40));
+        write(&mut segment, &header, &[vec![b"entry".to_vec()]]);
+        let read = |chain| read_group(&segment, &header, BLOCK as u64, chain);
+        assert!(read(Chain { group: 40, previous: 0xabcd }).is_ok());
+        assert!(read(Chain { group: 40, previous: 0xabce }).is_err(), "another predecessor");
+        assert!(read(Chain { group: 41, previous: 0xabcd }).is_err(), "another number");
+    }
+
     /// Bytes of version 1, which every later program must read, and which this one must write.
     #[test]
     fn the_bytes_of_version_1_stay() {

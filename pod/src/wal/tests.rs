@@ -236,6 +236,23 @@ async fn an_accepted_loss_is_accepted_once() {
 }
 
 #[tokio::test]
+async fn a_crash_right_after_the_new_identity_brings_nothing_back() {
+    let dir = TempDir::new().expect("temporary directory");
+    let (entries, positions) = written(&config(dir.path()), 30, 5_000).await;
+    flip(dir.path(), positions[4]);
+    let crashed = copy(dir.path());
+    let (wal, _) = open(WalConfig { accept_loss: true, ..config(dir.path()) }).expect("accepted");
+    wal.close().await;
+    // The identity is new, the segments behind the cut still stand there, whole.
+    std::fs::copy(dir.path().join("identity"), crashed.path().join("identity")).expect("copied");
+    assert!(segment_path(crashed.path(), positions[29].segment).exists());
+    let (wal, found) = open(config(crashed.path())).expect("the end is settled");
+    assert_eq!(found.len(), 4);
+    assert!(found == entries[..4]);
+    wal.close().await;
+}
+
+#[tokio::test]
 async fn an_older_life_has_no_torn_tail() {
     let dir = TempDir::new().expect("temporary directory");
     let (_, positions) = written(&config(dir.path()), 4, 100).await;
