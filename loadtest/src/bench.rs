@@ -29,8 +29,8 @@ const FEED_BYTES: usize = 48 << 20;
 const FEED_FRAMES_MAX: usize = 2000;
 /// The load at which latency is measured, of what the row sustains.
 const LIGHT_LOAD: f64 = 0.1;
-/// At light load one frame goes out at each of these.
-const LIGHT_INTERVAL: Duration = Duration::from_millis(1);
+/// At a given rate one frame goes out at each of these.
+const FRAME_INTERVAL: Duration = Duration::from_millis(1);
 /// Connections that are being made at the same time: listen queues are short.
 const CONNECTING_MAX: usize = 32;
 const SEED: u64 = 20_260_101;
@@ -53,7 +53,7 @@ pub struct Options {
 }
 
 /// One kind of load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
     /// As the figures are called: a, b, c.
     pub key: char,
@@ -69,6 +69,9 @@ pub struct Row {
     streams: usize,
     #[serde(skip)]
     pace: Pace,
+    /// The rate that is aimed at, records/s.
+    #[serde(skip)]
+    aimed_rate: Option<f64>,
 }
 
 /// The rows.
@@ -81,6 +84,8 @@ pub const ROWS: [Row; 3] = [
         frame_rows: 1000,
         streams: 1,
         pace: Pace::Full,
+        // 100 MB/s of them.
+        aimed_rate: Some(94_250.0),
     },
     Row {
         key: 'b',
@@ -90,6 +95,7 @@ pub const ROWS: [Row; 3] = [
         frame_rows: 1000,
         streams: 1,
         pace: Pace::Full,
+        aimed_rate: Some(100_000.0),
     },
     Row {
         key: 'c',
@@ -99,6 +105,7 @@ pub const ROWS: [Row; 3] = [
         frame_rows: 1,
         streams: 1000,
         pace: Pace::Closed,
+        aimed_rate: None,
     },
 ];
 
@@ -179,13 +186,17 @@ pub struct RowFigures {
     pub runs: Vec<Run>,
     /// The run with the median rate.
     pub median: Run,
-    /// The same kind of records at a tenth of the rate, a frame each millisecond.
-    pub light: Option<Light>,
+    /// The same kind of records at given rates, a frame each millisecond.
+    pub paced: Vec<Paced>,
 }
 
-/// At a tenth of the rate.
+/// At a given rate.
 #[derive(Debug, Clone, Serialize)]
-pub struct Light {
+pub struct Paced {
+    /// At which, for people.
+    pub rate: &'static str,
+    /// Whether it is a light load: the one at which acks are to be as fast as the disk.
+    pub is_light: bool,
     /// The run.
     pub run: Run,
     /// Bytes of a frame.
@@ -236,22 +247,33 @@ async fn run_row(options: &Options, row: &Row, tell: &dyn Fn(&str)) -> anyhow::R
     let mut by_rate = runs.clone();
     by_rate.sort_by(|one, other| one.records_per_s.total_cmp(&other.records_per_s));
     let median = by_rate.swap_remove(by_rate.len() / 2);
-    let light = if options.with_limits && row.pace == Pace::Full {
-        tell(&format!("({}) at a tenth of that rate", row.key));
-        Some(run_light(options, row, &median).await?)
-    } else {
-        None
-    };
-    Ok(RowFigures { row: *row, runs, median, light })
+    let mut paced = Vec::new();
+    let paces =
+        [("10 % load", true, Some(median.records_per_s * LIGHT_LOAD)), ("aimed rate", false, row.aimed_rate)];
+    for (rate, is_light, records_per_s) in paces {
+        let is_wanted = options.with_limits && row.pace == Pace::Full;
+        if let Some(records_per_s) = records_per_s.filter(|_| is_wanted) {
+            tell(&format!("({}) at {records_per_s:.0} records/s: {rate}", row.key));
+            paced.push(run_paced(options, row, records_per_s, (rate, is_light)).await?);
+        }
+    }
+    Ok(RowFigures { row: *row, runs, median, paced })
 }
 
-async fn run_light(options: &Options, row: &Row, median: &Run) -> anyhow::Result<Light> {
-    let rows = median.records_per_s * LIGHT_LOAD * LIGHT_INTERVAL.as_secs_f64();
+async fn run_paced(
+    options: &Options,
+    row: &Row,
+    records_per_s: f64,
+    (rate, is_light): (&'static str, bool),
+) -> anyhow::Result<Paced> {
+    let rows = records_per_s * FRAME_INTERVAL.as_secs_f64();
     let feed = Feed::new(row.shape, row.encoding, (rows.round() as usize).max(1))?;
     let bytes: usize = feed.frames.iter().map(|frame| frame.payload.len()).sum();
     let (flush_4k_us, flush_64k_us) = machine::flushes(&options.dir)?;
-    let load = Load { streams: 1, pace: Pace::Each(LIGHT_INTERVAL), run: options.run };
-    Ok(Light {
+    let load = Load { streams: 1, pace: Pace::Each(FRAME_INTERVAL), run: options.run };
+    Ok(Paced {
+        rate,
+        is_light,
         run: run_once(options, &feed, &load).await?,
         frame_bytes: bytes as f64 / feed.frames.len() as f64,
         flush_4k_us,
