@@ -8,6 +8,7 @@
 //! Keeps P8: no part of a text disappears; each becomes a record or is blank.
 
 use bytes::{BufMut, Bytes, BytesMut};
+use sluice_shared::frame::count_lines;
 
 /// Records as lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,17 +23,6 @@ impl Lines {
     fn of(payload: Bytes) -> Self {
         Self { count: u32::try_from(count_lines(&payload)).ok(), payload }
     }
-}
-
-/// Lines that hold more than white space.
-pub(crate) fn count_lines(payload: &[u8]) -> usize {
-    let mut rest = payload;
-    let mut count = 0;
-    while let Some(end) = memchr::memchr(b'\n', rest) {
-        count += usize::from(!is_blank(&rest[..end]));
-        rest = &rest[end + 1..];
-    }
-    count + usize::from(!is_blank(rest))
 }
 
 /// Splits a text: one object (over any number of lines), an array of records, or one record a line. A text of

@@ -15,7 +15,7 @@ use futures_util::{SinkExt, StreamExt};
 use serde_json::json;
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{
-    Ack, Encoding, GatewayFrame, Open, ProducerFrame, RECORDS_HEADER_BYTES, UnknownFields,
+    Ack, Encoding, GatewayFrame, Open, ProducerFrame, RECORDS_HEADER_BYTES, UnknownFields, count_lines,
 };
 use sluice_shared::ids::{SessionId, StreamId, StreamName, TableName};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -384,7 +384,7 @@ fn framed(bytes: Bytes, encoding: Encoding) -> Input {
 fn miscounted(first_offset: u64, count: u32, payload: &[u8], encoding: Encoding) -> Option<Error> {
     let found = match encoding {
         _ if count == 0 => 0,
-        Encoding::Json => json_text::count_lines(payload),
+        Encoding::Json => count_lines(payload),
         // Whether the batch has that many rows is seen when the pod reads it.
         Encoding::Arrow => return None,
     };
