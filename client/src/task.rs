@@ -179,6 +179,8 @@ impl StreamTask {
         let open = Open {
             table: Some(settings.table.clone()),
             name: settings.name.clone(),
+            // What is not acknowledged is sent again, so that its rejections are heard.
+            resume_at: settings.name.as_ref().filter(|_| self.opened).map(|_| self.window.durable_next()),
             encoding: self.begin.encoding,
             unknown: settings.unknown,
             schema: self.begin.schema.clone(),
@@ -197,14 +199,14 @@ impl StreamTask {
         if !self.opened {
             self.window = Window::starting_at(opened.next_offset);
         } else if is_named {
-            let resumed = self.window.resume(opened.next_offset);
+            let resumed = self.window.resume(opened.next_offset, opened.stream_end);
             self.fit(connection, &opened, resumed)?;
         } else {
             let next = self.window.durable_next();
             let base = next.checked_sub(opened.next_offset);
             self.base =
                 base.ok_or_else(|| connection.broke_protocol("a new stream begins beyond offset 0"))?;
-            let resumed = self.window.resume(next);
+            let resumed = self.window.resume(next, next);
             self.fit(connection, &opened, resumed)?;
             committed_unknown_to = Some(next);
         }
@@ -248,7 +250,8 @@ impl StreamTask {
                 return Err(GatewayError::fenced(format!(
                     "stream {} has records up to offset {}, this process sent up to {next}: another one writes \
                      to the stream of this name",
-                    opened.stream, opened.next_offset
+                    opened.stream,
+                    opened.stream_end.max(opened.next_offset)
                 ))
                 .into());
             }

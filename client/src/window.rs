@@ -117,12 +117,12 @@ impl Window {
     }
 
     /// The connection is a new one, on which the gateway expects `next`: nothing is on the wire any more, and
-    /// what lies before `next` leaves.
-    pub(crate) fn resume(&mut self, next: u64) -> Resumed {
+    /// what lies before `next` leaves. `end` is where the stream ends there.
+    pub(crate) fn resume(&mut self, next: u64, end: u64) -> Resumed {
         if next < self.durable_next {
             return Resumed::Behind { durable_next: self.durable_next };
         }
-        if next > self.next {
+        if next.max(end) > self.next {
             return Resumed::Ahead { next: self.next };
         }
         self.drop_before(next);
@@ -218,8 +218,9 @@ mod tests {
         window.push(chunk(0, 3));
         window.next_unsent();
         window.durable(2);
-        assert_eq!(window.resume(1), Resumed::Behind { durable_next: 2 });
-        assert_eq!(window.resume(4), Resumed::Ahead { next: 3 });
+        assert_eq!(window.resume(1, 3), Resumed::Behind { durable_next: 2 });
+        assert_eq!(window.resume(4, 0), Resumed::Ahead { next: 3 });
+        assert_eq!(window.resume(2, 4), Resumed::Ahead { next: 3 });
     }
 
     #[derive(Debug, Clone)]
@@ -276,7 +277,7 @@ mod tests {
                 Step::Reconnect(fraction) => {
                     self.received = self.between(fraction);
                     self.acked = self.received;
-                    if let Resumed::Cut { records } = window.resume(self.received) {
+                    if let Resumed::Cut { records } = window.resume(self.received, self.received) {
                         let rest = window.first_payload().expect("cut").slice(records..);
                         window.replace_first(rest);
                     }

@@ -118,10 +118,10 @@ pub(crate) async fn run(edge: &mut impl Edge, app: &App, terms: OpenTerms) -> En
         Ok(call) => call,
         Err(error) => return Ended::Failed(error),
     };
-    let stream = call.opened.stream.clone();
+    let (stream, stream_end) = (call.opened.stream.clone(), call.opened.stream_end);
     tracing::info!(%stream, table = %terms.table, pod = %call.placed.pod, "stream opened");
     let mut session = Session::new(edge, app, terms, call);
-    session.tell_opened(&stream);
+    session.tell_opened(&stream, stream_end);
     let mut ended = session.run().await;
     if let Err(why) = session.settle().await {
         tracing::info!(%stream, why, "producer is gone");
@@ -184,10 +184,11 @@ impl<'a, E: Edge> Session<'a, E> {
         }
     }
 
-    fn tell_opened(&mut self, stream: &StreamId) {
+    fn tell_opened(&mut self, stream: &StreamId, stream_end: u64) {
         self.edge.tell(&GatewayFrame::Opened(Opened {
             stream: stream.clone(),
             next_offset: self.window.next_offset(),
+            stream_end,
             window_bytes: self.app.config.window_bytes.0,
             frame_bytes_max: self.app.config.frame_bytes_max.0,
         }));
@@ -430,7 +431,7 @@ impl<'a, E: Edge> Session<'a, E> {
             self.app.upstream.set_aside(&pod);
         }
         self.app.metrics.reopens.inc();
-        self.terms.resume_at = self.window.first_held();
+        self.terms.resume_at = Some(self.window.first_held());
         self.terms.last_pod = Some(pod);
         self.finish_sent = false;
         let upstream = Arc::clone(&self.app.upstream);

@@ -56,8 +56,8 @@ pub(crate) struct OpenTerms {
     pub(crate) stream: Option<StreamId>,
     /// None: begin a new session of a named stream.
     pub(crate) session: Option<SessionId>,
-    /// First offset that is still held.
-    pub(crate) resume_at: u64,
+    /// First offset that is still held here, or that a named stream's producer has had no answer for.
+    pub(crate) resume_at: Option<u64>,
     /// Of the payloads.
     pub(crate) encoding: Encoding,
     /// Fields that the table does not have.
@@ -98,8 +98,10 @@ impl OpenTerms {
 pub(crate) struct Opened {
     pub(crate) stream: StreamId,
     pub(crate) session: SessionId,
-    /// First offset that the pod does not have.
+    /// First offset to send.
     pub(crate) next_offset: u64,
+    /// One more than the last offset that the stream has.
+    pub(crate) stream_end: u64,
     pub(crate) schema_id: Option<u64>,
 }
 
@@ -371,6 +373,7 @@ fn read_opened(response: Option<StreamResponse>, pod: &PodId) -> Result<Opened, 
         stream,
         session: SessionId(opened.session),
         next_offset: opened.next_offset,
+        stream_end: opened.stream_end,
         schema_id: opened.schema_pinned.then_some(opened.schema_id),
     })
 }

@@ -334,11 +334,11 @@ impl Rows {
         let (rows, unknown) = (frame.rows as usize, UnknownFields::Refuse);
         let batches = match self {
             Self::Json(decoder) => {
-                decoder.append(&frame.payload, 0, unknown, &mut |_, _| refused += 1);
+                decoder.append(&frame.payload, unknown, &mut |_, _| refused += 1);
                 vec![decoder.finish()]
             }
             Self::Arrow(decoder) => decoder
-                .decode(&frame.payload, rows, 0, unknown, &mut |_, _| refused += 1)
+                .decode(&frame.payload, rows, unknown, &mut |_, _| refused += 1)
                 .map_err(anyhow::Error::msg)?,
         };
         anyhow::ensure!(refused == 0, "{refused} records of a frame were refused");

@@ -123,6 +123,7 @@ impl Producer {
         let open = Open {
             table: None,
             name: None,
+            resume_at: None,
             encoding,
             unknown: sluice_shared::frame::UnknownFields::Refuse,
             schema: None,

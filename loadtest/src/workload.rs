@@ -305,7 +305,7 @@ mod tests {
             let batch = shape.batch(0, 100, &mut StdRng::seed_from_u64(3));
             let mut decoder = JsonDecoder::new(shape.schema(), 1 << 20).expect("a schema");
             let text = json_lines(&batch).expect("JSON");
-            decoder.append(&text, 0, UnknownFields::Refuse, &mut |place, why| panic!("{place}: {why:?}"));
+            decoder.append(&text, UnknownFields::Refuse, &mut |place, why| panic!("{place}: {why:?}"));
             let back = row_hashes(&decoder.finish()).expect("hashes");
             assert_eq!(back, row_hashes(&batch).expect("hashes"));
         }

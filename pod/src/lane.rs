@@ -52,8 +52,8 @@ pub struct LaneFrame {
     pub stream: Arc<Stream>,
     /// Its offsets.
     pub offsets: OffsetRange,
-    /// How many of its first records are here already.
-    pub skip: usize,
+    /// How many of its first records are here already: they are only judged.
+    pub here: usize,
     /// Its payload and budget.
     pub parts: FrameParts,
 }
@@ -203,8 +203,24 @@ impl LaneTask {
             }
         }
         if open.runs.is_empty() {
-            self.open.remove(&target);
-            self.sealing_order.pop_back();
+            self.discard(target);
+        }
+    }
+
+    /// Gives up a batch that was just begun, and into which nothing came.
+    fn discard(&mut self, target: Target) {
+        let Some(open) = self.open.remove(&target) else { return };
+        self.sealing_order.pop_back();
+        self.payload_bytes -= open.payload_bytes;
+        self.keep(target, open.json);
+    }
+
+    /// Keeps a decoder without rows for the next batch.
+    fn keep(&mut self, target: Target, json: Option<JsonDecoder>) {
+        if let Some(decoder) = json
+            && self.idle.len() < IDLE_DECODERS_MAX
+        {
+            self.idle.insert(target, decoder);
         }
     }
 
@@ -213,11 +229,7 @@ impl LaneTask {
         let mut open = self.open.remove(&target).expect("in step with the order");
         self.payload_bytes -= open.payload_bytes;
         open.close_json();
-        if let Some(decoder) = open.json.take()
-            && self.idle.len() < IDLE_DECODERS_MAX
-        {
-            self.idle.insert(target, decoder);
-        }
+        self.keep(target, open.json.take());
         let sealed = open.seal();
         let payload = match sealed.batch.encode() {
             Ok(payload) => payload,
@@ -245,12 +257,16 @@ impl OpenBatch {
         frame: LaneFrame,
         Limits { record_bytes_max, decoded_bytes_max }: Limits,
     ) -> Result<(), Error> {
-        let LaneFrame { stream, offsets, skip, parts } = frame;
+        let LaneFrame { stream, offsets, here, parts } = frame;
         let mut refused = Vec::new();
         let mut refuse = |index: usize, reason: Reason| {
             refused.push(Refusal { offset: offsets.start + index as u64, reason });
         };
         let mut end = offsets.end;
+        if here > 0 {
+            self.close_json(); // rows that are cut away must not be among others
+        }
+        let before = self.chunks.len();
         match stream.encoding {
             Encoding::Json => {
                 let records = count_lines(&parts.payload);
@@ -266,19 +282,30 @@ impl OpenBatch {
                     }
                 };
                 let limit = json.bytes() + decoded_bytes_max;
-                let decoded = json.append_within(&parts.payload, skip, stream.unknown, limit, &mut refuse);
-                end = offsets.start + (skip + decoded.accepted + decoded.refused) as u64;
+                let decoded = json.append_within(&parts.payload, stream.unknown, limit, &mut refuse);
+                end = offsets.start + (decoded.accepted + decoded.refused) as u64;
             }
             Encoding::Arrow => {
                 let count = usize::try_from(offsets.count()).expect("a frame fits in memory");
                 let mut decoder = stream.arrow.lock().unwrap_or_else(PoisonError::into_inner);
-                let chunks = decoder.decode(&parts.payload, count, skip, stream.unknown, &mut refuse)?;
+                let chunks = decoder.decode(&parts.payload, count, stream.unknown, &mut refuse)?;
                 self.close_json();
                 self.chunks.extend(chunks);
             }
         }
-        self.add_run(&stream, OffsetRange { start: offsets.start + skip as u64, end }, refused);
-        self.permits.push(parts.permit);
+        let mut start = offsets.start;
+        if here > 0 {
+            self.close_json();
+            start = end.min(start + here as u64);
+            let new = refused.split_off(refused.partition_point(|refusal| refusal.offset < start));
+            let rows = (start - offsets.start) as usize - refused.len();
+            self.cut(before, rows);
+            stream.progress.judged(start, std::mem::replace(&mut refused, new));
+        }
+        if start < end {
+            self.add_run(&stream, OffsetRange { start, end }, refused);
+            self.permits.push(parts.permit);
+        }
         if end < offsets.end {
             let message = format!(
                 "frame at offset {}: its records become rows of more than {decoded_bytes_max} bytes; send fewer at once",
@@ -308,6 +335,17 @@ impl OpenBatch {
             && json.rows() > 0
         {
             self.chunks.push(json.finish());
+        }
+    }
+
+    /// Drops the first `rows` rows of the chunks from `chunk` on.
+    fn cut(&mut self, chunk: usize, mut rows: usize) {
+        for part in self.chunks.split_off(chunk) {
+            let dropped = rows.min(part.num_rows());
+            rows -= dropped;
+            if dropped < part.num_rows() {
+                self.chunks.push(part.slice(dropped, part.num_rows() - dropped));
+            }
         }
     }
 

@@ -201,7 +201,7 @@ impl Call {
     }
 
     async fn serve(&mut self, opened: Opened) -> End {
-        let Opened { hold, early, next_offset } = opened;
+        let Opened { hold, early, resume_at } = opened;
         let service = self.service.clone();
         let (finish, finishing) = watch::channel(None);
         let progress = Arc::clone(&hold.stream.progress);
@@ -219,7 +219,7 @@ impl Call {
             biased; // the ways to end first; then answers, which free the producer's window
             () = hold.superseded.cancelled() => superseded(&hold),
             () = service.scope.cancelled() => End::Failed(service.draining()),
-            end = answer(&self.answers, &hold, finishing, next_offset) => end,
+            end = answer(&self.answers, &hold, finishing, resume_at) => end,
             end = receive => end,
         }
     }
@@ -314,10 +314,10 @@ async fn answer(
     answers: &mpsc::Sender<StreamAnswer>,
     hold: &Hold,
     mut finishing: watch::Receiver<Option<proto::Finish>>,
-    next_offset: u64,
+    resume_at: u64,
 ) -> End {
     let progress = &hold.stream.progress;
-    let mut acks = AckTracker::at(next_offset);
+    let mut acks = AckTracker::at(resume_at);
     loop {
         let next = hold.stream.next_offset();
         let failure = progress.failure().filter(|_| progress.settled_at(next).is_some());

@@ -133,14 +133,14 @@ impl Hold {
         if entrance.holder != self.holder {
             return Sent::NotHolder;
         }
-        let skip = match entrance.gate.admit(offsets) {
+        let here = match entrance.gate.admit(offsets) {
             Admit::Next => 0,
-            Admit::Overlap { skip } => skip,
+            Admit::Overlap { here } => here,
             Admit::Duplicate => return Sent::Duplicate,
             Admit::Gap { expected } => return Sent::Gap { expected },
         };
-        let skip = usize::try_from(skip).expect("less than the frame's records");
-        room.send(LaneFrame { stream: Arc::clone(&self.stream), offsets, skip, parts: frame });
+        let here = usize::try_from(here).expect("at most the frame's records");
+        room.send(LaneFrame { stream: Arc::clone(&self.stream), offsets, here, parts: frame });
         Sent::Taken
     }
 
@@ -213,11 +213,18 @@ impl Streams {
 
     /// Opens a stream for a call, or takes it over from an older call of the same session.
     ///
-    /// `resume_at` is where a stream that is not open here begins.
+    /// `next_offset` is where a stream that is not open here goes on; from `resume_at` on the call sends. What is
+    /// before the stream's end is only judged.
     ///
     /// # Errors
     /// `Fenced` where a newer session holds the stream; the stream's own failure where it had one.
-    pub fn open(&self, opening: Opening, resume_at: u64, decoded_bytes_max: usize) -> Result<Hold, Error> {
+    pub fn open(
+        &self,
+        opening: Opening,
+        next_offset: u64,
+        resume_at: u64,
+        decoded_bytes_max: usize,
+    ) -> Result<Hold, Error> {
         let key = (opening.table.id().clone(), opening.id.clone());
         let mut registry = self.registry();
         if registry.fences.get(&key).is_some_and(|fence| opening.session < *fence) {
@@ -229,7 +236,7 @@ impl Streams {
         let stream = match held {
             Some(stream) => Arc::clone(stream),
             None => {
-                let stream = Arc::new(Stream::new(opening, resume_at, decoded_bytes_max));
+                let stream = Arc::new(Stream::new(opening, next_offset, decoded_bytes_max));
                 stream.table.follow(&stream.id, Arc::clone(&stream.progress));
                 registry.open.insert(key, Arc::clone(&stream));
                 stream
@@ -245,6 +252,13 @@ impl Streams {
         entrance.holder_ends = superseded.clone();
         entrance.holder = holder;
         entrance.detached_since = None;
+        let next = entrance.gate.next();
+        if resume_at > next {
+            // It was elsewhere meanwhile, and what became durable there is acked.
+            stream.progress.durable(resume_at, &[]);
+        }
+        stream.progress.resume(OffsetRange { start: resume_at, end: next });
+        entrance.gate.resume(resume_at);
         drop(entrance);
         Ok(Hold { stream, holder, superseded })
     }

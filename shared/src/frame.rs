@@ -60,6 +60,10 @@ pub struct Open {
     /// Makes it a named stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<StreamName>,
+    /// Of a named stream: the first offset that the producer has had no answer for. It sends from there, and hears
+    /// again which of its records were refused; none is written twice. Without it a stream is resumed where it ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume_at: Option<u64>,
     /// Encoding of all `records` frames to come.
     #[serde(default)]
     pub encoding: Encoding,
@@ -104,6 +108,10 @@ pub struct Opened {
     pub stream: StreamId,
     /// First offset to send. Greater than 0 when a named stream is resumed.
     pub next_offset: u64,
+    /// One more than the last offset that the stream has. Beyond `next_offset` where the producer sends again what it
+    /// has had no answer for.
+    #[serde(default)]
+    pub stream_end: u64,
     /// How much may be sent without an ack, in bytes; beyond it the gateway stops reading.
     pub window_bytes: u64,
     /// Largest payload of one frame, in bytes.

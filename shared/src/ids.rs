@@ -244,7 +244,7 @@ impl fmt::Display for WalPosition {
 }
 
 /// Half-open range of offsets in one stream: `start..end`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct OffsetRange {
     /// First offset.
     pub start: u64,

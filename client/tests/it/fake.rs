@@ -109,7 +109,7 @@ impl FakeGateway {
         let mut connection = self.accept().await;
         let open = connection.open().await;
         let stream = stream.parse().expect("stream id");
-        let opened = Opened { stream, next_offset, window_bytes, frame_bytes_max };
+        let opened = Opened { stream, next_offset, stream_end: next_offset, window_bytes, frame_bytes_max };
         connection.send(GatewayFrame::Opened(opened)).await;
         (connection, open)
     }

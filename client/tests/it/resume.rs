@@ -40,8 +40,9 @@ async fn a_named_stream_is_resumed_inside_a_frame() {
         connection.records_between(0, 30).await;
         connection.durable(3).await;
         drop(connection);
-        // The gateway had made more durable than it could say.
-        let (mut connection, _) = gateway.open_at("n#1", 17).await;
+        // The gateway had made more durable than it could say, and cannot tell again what was refused of it.
+        let (mut connection, open) = gateway.open_at("n#1", 17).await;
+        assert_eq!(open.resume_at, Some(4));
         assert_eq!(lines(&connection.records_between(17, 30).await), expected(17..30));
         connection.durable(29).await;
         assert_eq!(lines(&[connection.records().await]), expected(30..31));
@@ -50,6 +51,38 @@ async fn a_named_stream_is_resumed_inside_a_frame() {
     };
     let (summary, ()) = within(async { tokio::join!(producer, server) }).await;
     assert_eq!((summary.records, summary.durable), (31, Some(30)));
+}
+
+#[tokio::test]
+async fn rejections_that_were_lost_with_a_connection_are_heard_once() {
+    let gateway = FakeGateway::start().await;
+    let client = gateway.client().await;
+    let producer = async {
+        let builder = client.stream("t").name("n").retry(hasty()).encoding(Encoding::Json);
+        let mut stream = builder.open().await.expect("opens");
+        stream.send_ndjson(expected(0..10).join("\n")).await.expect("sent");
+        stream.durable().await.expect("durable");
+        stream.rejected().iter().map(|rejected| rejected.offset).collect::<Vec<_>>()
+    };
+    let server = async {
+        let (mut connection, open) = gateway.open_at("n#1", 0).await;
+        assert_eq!(open.resume_at, None);
+        connection.records_between(0, 10).await;
+        connection.reject(2).await;
+        connection.durable(4).await;
+        connection.reject(5).await;
+        drop(connection);
+        // All of it is durable by now; what has had no answer comes again.
+        let (mut connection, open) = gateway.open_at("n#1", 5).await;
+        assert_eq!(open.resume_at, Some(5));
+        assert_eq!(lines(&connection.records_between(5, 10).await), expected(5..10));
+        for refused in [5, 8] {
+            connection.reject(refused).await;
+        }
+        connection.durable(9).await;
+    };
+    let (rejected, ()) = within(async { tokio::join!(producer, server) }).await;
+    assert_eq!(rejected, [2, 5, 8]);
 }
 
 #[tokio::test]

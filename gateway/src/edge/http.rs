@@ -196,6 +196,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Table {
 #[serde(deny_unknown_fields)]
 struct StreamQuery {
     name: Option<String>,
+    resume_at: Option<u64>,
     #[serde(default)]
     unknown: UnknownFields,
 }
@@ -207,17 +208,19 @@ async fn stream(
     mut request: Request,
 ) -> Result<Response, Refusal> {
     let query = axum::extract::Query::<StreamQuery>::try_from_uri(request.uri()).map_err(|error| {
-        let message = format!("{}; known are name=… and unknown=ignore or unknown=refuse", error.body_text());
+        let known = "known are name=…, resume_at=… and unknown=ignore or unknown=refuse";
+        let message = format!("{}; {known}", error.body_text());
         Error::invalid("invalid_query", message)
     })?;
-    let name = query.0.name.map(|name| name.parse()).transpose().map_err(Error::from)?;
+    let name = query.0.name.as_deref().map(str::parse).transpose().map_err(Error::from)?;
     let key = websocket_key(request.version(), request.headers())?;
     let framed = offers_subprotocol(request.headers());
     if app.scope.is_draining() {
         return Err(going_away().into());
     }
     let upgrade = hyper::upgrade::on(&mut request);
-    let stream = websocket::Request { table: table.0, name, unknown: query.0.unknown, framed };
+    let StreamQuery { resume_at, unknown, .. } = query.0;
+    let stream = websocket::Request { table: table.0, name, resume_at, unknown, framed };
     let scope = app.scope.clone();
     scope.spawn("stream", upgraded(upgrade, stream, app, connection));
     Ok(switching_protocols(&key, framed))

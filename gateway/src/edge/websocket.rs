@@ -52,6 +52,7 @@ const LINGER: Duration = Duration::from_secs(2);
 pub(crate) struct Request {
     pub(crate) table: TableName,
     pub(crate) name: Option<StreamName>,
+    pub(crate) resume_at: Option<u64>,
     pub(crate) unknown: UnknownFields,
     /// Subprotocol `sluice.v1`.
     pub(crate) framed: bool,
@@ -434,13 +435,19 @@ fn open_terms(open: Open, request: Request) -> Result<OpenTerms, Error> {
     };
     let name = open.name.or(request.name);
     let ephemeral = name.is_none();
+    let resume_at = open.resume_at.or(request.resume_at);
+    if ephemeral && resume_at.is_some_and(|offset| offset > 0) {
+        let message =
+            "`resume_at` without a stream name: only a named stream can be resumed; a new one begins at 0";
+        return Err(Error::invalid("resume_without_name", message));
+    }
     let ignores = [open.unknown, request.unknown].contains(&UnknownFields::Ignore);
     Ok(OpenTerms {
         table: request.table,
         name,
         stream: ephemeral.then(StreamId::ephemeral),
         session: ephemeral.then_some(SessionId(1)),
-        resume_at: 0,
+        resume_at,
         encoding: open.encoding,
         unknown: if ignores { UnknownFields::Ignore } else { UnknownFields::Refuse },
         schema,
@@ -454,6 +461,7 @@ fn no_open() -> Open {
     Open {
         table: None,
         name: None,
+        resume_at: None,
         encoding: Encoding::Json,
         unknown: UnknownFields::Refuse,
         schema: None,

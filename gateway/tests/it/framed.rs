@@ -54,19 +54,20 @@ async fn open_says_what_the_pod_is_told() {
     pod.tell(|memory| memory.next_offset = 40);
     let gateway = gateway(&[&pod]).await;
     let mut producer = Producer::connect(&gateway, "flights/stream?unknown=ignore", Some("sluice.v1")).await;
-    producer.binary(b"\x01{\"name\":\"a-1\",\"encoding\":\"arrow\",\"schema\":\"AAEC\"}").await;
+    let open = r#"{"name":"a-1","resume_at":38,"encoding":"arrow","schema":"AAEC"}"#;
+    producer.binary(format!("\x01{open}").as_bytes()).await;
     let GatewayFrame::Opened(opened) = producer.frame().await else { panic!("expected opened") };
-    assert_eq!((opened.stream.as_str(), opened.next_offset), ("a-1#1", 40));
+    assert_eq!((opened.stream.as_str(), opened.next_offset, opened.stream_end), ("a-1#1", 38, 40));
     assert_eq!((opened.window_bytes, opened.frame_bytes_max), (8 << 20, 10 << 20));
     let open = pod.see(|memory| memory.opens[0].clone());
     assert_eq!(
         (open.table.as_str(), open.name.as_str(), open.stream.as_str()),
         ("main.default.flights", "a-1", "")
     );
-    assert_eq!((open.session, open.encoding, open.ignore_unknown), (0, 2, true));
+    assert_eq!((open.session, open.resume_at, open.encoding, open.ignore_unknown), (0, Some(38), 2, true));
     assert_eq!(&open.schema[..], [0, 1, 2]);
-    producer.records(40, 7, "any bytes\n\n").await;
-    producer.until_durable(46).await;
+    producer.records(38, 7, "any bytes\n\n").await;
+    producer.until_durable(44).await;
 }
 
 #[tokio::test]

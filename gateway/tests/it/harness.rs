@@ -137,10 +137,13 @@ impl FakePod {
 
     fn opened(&self, open: &proto::Open) -> proto::Opened {
         let new_session = open.session == 0;
+        let end = self.see(|memory| memory.next_offset);
+        let next_offset = open.resume_at.unwrap_or(if new_session { end } else { 0 });
         proto::Opened {
             stream: if new_session { format!("{}#1", open.name) } else { open.stream.clone() },
             session: if new_session { 7 } else { open.session },
-            next_offset: if new_session { self.see(|memory| memory.next_offset) } else { open.resume_at },
+            next_offset,
+            stream_end: end.max(next_offset),
             schema_id: 3,
             schema_pinned: true,
         }

@@ -39,6 +39,7 @@ async fn the_query_is_checked() {
     for (query, code) in [
         ("nam=x", "invalid_query"),
         ("unknown=maybe", "invalid_query"),
+        ("resume_at=-1", "invalid_query"),
         ("name=", "invalid_stream_name"),
         ("name=a%20b", "invalid_stream_name"),
     ] {

@@ -135,3 +135,15 @@ async fn what_a_vanished_producer_sent_is_kept() {
     pod.until("all records and the finish", |memory| memory.records() == 100 && memory.finishes.len() == 1)
         .await;
 }
+
+#[tokio::test]
+async fn only_a_named_stream_can_be_resumed() {
+    let pod = FakePod::start("pod-1");
+    pod.tell(|memory| memory.next_offset = 9);
+    let gateway = gateway(&[&pod]).await;
+    let mut named = Producer::connect(&gateway, "t/stream?name=n&resume_at=4", None).await;
+    assert_eq!(named.json().await["next_offset"], 4);
+    assert_eq!(pod.see(|memory| memory.opens[0].resume_at), Some(4));
+    let mut nameless = Producer::connect(&gateway, "t/stream?resume_at=4", None).await;
+    assert_eq!(nameless.json().await["error"]["code"], "resume_without_name");
+}

@@ -51,9 +51,9 @@ impl ArrowDecoder {
         Self { table: table_schema, decoded_bytes_max, sender: None }
     }
 
-    /// Decodes one frame: a whole Arrow IPC stream of `count` rows, the first `skip` of which are left out. The
-    /// batches have the table's schema, and no row that was refused; columns of equal type share the payload's memory.
-    /// `refuse` gets a row's place in the payload, counted from 0, skipped ones included, by rising place.
+    /// Decodes one frame: a whole Arrow IPC stream of `count` rows. The batches have the table's schema, and no row that
+    /// was refused; columns of equal type share the payload's memory. `refuse` gets a row's place in the payload,
+    /// counted from 0, by rising place.
     ///
     /// # Errors
     /// `Invalid`, the frame as a whole: `invalid_arrow`, `decoded_too_large`, `schema_mismatch`, `unsupported_type`,
@@ -62,7 +62,6 @@ impl ArrowDecoder {
         &mut self,
         payload: &Bytes,
         count: usize,
-        skip: usize,
         unknown: UnknownFields,
         refuse: &mut dyn FnMut(usize, Reason),
     ) -> Result<Vec<RecordBatch>, Error> {
@@ -80,13 +79,9 @@ impl ArrowDecoder {
             let decoded = decoded.unwrap_or_else(|_| Err(garbled(&framed)))?;
             let Some(batch) = decoded else { continue };
             let rows = batch.num_rows();
-            let skipped = skip.saturating_sub(first).min(rows);
-            let batch = batch.slice(skipped, rows - skipped);
-            if batch.num_rows() > 0 {
+            if rows > 0 {
                 let converted = self.convert(&batch, &mut budget)?;
-                refused.extend(
-                    converted.misfits.into_iter().map(|(row, misfit)| (first + skipped + row, misfit)),
-                );
+                refused.extend(converted.misfits.into_iter().map(|(row, misfit)| (first + row, misfit)));
                 batches.extend((converted.batch.num_rows() > 0).then_some(converted.batch));
             }
             first += rows;
@@ -326,9 +321,8 @@ mod tests {
 
     fn decode(table: &SchemaRef, payload: &Bytes, count: usize, unknown: UnknownFields) -> Outcome {
         let mut refused = Vec::new();
-        let batches =
-            ArrowDecoder::new(table.clone(), BYTES_MAX)
-                .decode(payload, count, 0, unknown, &mut { |place, reason| refused.push((place, reason)) })?;
+        let batches = ArrowDecoder::new(table.clone(), BYTES_MAX)
+            .decode(payload, count, unknown, &mut { |place, reason| refused.push((place, reason)) })?;
         assert!(batches.iter().all(|batch| batch.schema() == *table));
         Ok((batches, refused))
     }
@@ -459,21 +453,6 @@ mod tests {
             assert_eq!(batches[1].column(0).as_primitive::<Int64Type>().value(0), 40);
             assert_eq!(batches[1].column(2).as_string::<i32>().value(1), "odd");
             assert_eq!(batches[1].column(3).null_count(), 60);
-        }
-    }
-
-    #[test]
-    fn skipped_rows_are_counted_and_not_decoded() {
-        let (table, batch) = sample();
-        let mut decoder = ArrowDecoder::new(table, BYTES_MAX);
-        let payload = ipc(&[batch.slice(0, 40), batch.slice(40, 60)], None);
-        for skip in [0, 10, 40, 99, 100] {
-            let batches =
-                decoder.decode(&payload, 100, skip, UnknownFields::Refuse, &mut |_, _| panic!("refused"));
-            let batches = batches.expect("fits");
-            assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 100 - skip);
-            let first = batches.first().map(|batch| batch.column(0).as_primitive::<Int64Type>().value(0));
-            assert_eq!(first, (skip < 100).then_some(skip as i64));
         }
     }
 

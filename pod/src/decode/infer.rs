@@ -280,7 +280,7 @@ mod tests {
             let payload = records.iter().map(line).collect::<Vec<_>>().join("\n");
             let schema = infer(payload.as_bytes()).expect("one type per column");
             let mut decoder = JsonDecoder::new(schema, 10_000).expect("a table's schema");
-            let decoded = decoder.append(payload.as_bytes(), 0, UnknownFields::Refuse, &mut |_, reason| panic!("{reason:?}"));
+            let decoded = decoder.append(payload.as_bytes(), UnknownFields::Refuse, &mut |_, reason| panic!("{reason:?}"));
             prop_assert_eq!(decoded.accepted, records.len());
         }
     }

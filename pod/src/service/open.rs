@@ -86,7 +86,7 @@ pub(super) struct Opened {
     /// What came before the stream could take it.
     pub(super) early: Early,
     /// The offset that the gateway was told to send from.
-    pub(super) next_offset: u64,
+    pub(super) resume_at: u64,
 }
 
 /// What a producer sent before its stream could take it.
@@ -103,10 +103,18 @@ struct Wish {
     name: Option<StreamName>,
     stream: Option<StreamId>,
     session: SessionId,
-    resume_at: u64,
+    resume_at: Option<u64>,
     encoding: Encoding,
     unknown: UnknownFields,
     schema: Bytes,
+}
+
+impl Wish {
+    /// The stream goes on in its session: its gateway knows where.
+    fn go_on(&self, id: StreamId, session: SessionId) -> Place {
+        let resume_at = self.resume_at.unwrap_or(0);
+        Place { id, session, next_offset: resume_at, resume_at }
+    }
 }
 
 impl TryFrom<proto::Open> for Wish {
@@ -139,10 +147,14 @@ impl TryFrom<proto::Open> for Wish {
 }
 
 /// A stream's identity and where it goes on.
+#[derive(Clone)]
 struct Place {
     id: StreamId,
     session: SessionId,
+    /// First offset that no log and no table has, as far as the pod must ask.
     next_offset: u64,
+    /// First offset that the call sends.
+    resume_at: u64,
 }
 
 /// The parts of a call that an open needs.
@@ -158,10 +170,11 @@ impl Opener<'_> {
         self.service.admission.check_open().map_err(End::Failed)?;
         match self.table(&wish).await.map_err(End::Failed)? {
             Some(table) => {
-                let (hold, next_offset) = self.hold(&wish, table.clone()).await.map_err(End::Failed)?;
-                self.tell_opened(&hold.stream.id, hold.stream.session, next_offset, Some(table.schema_id()))
-                    .await?;
-                Ok(Opened { hold, early: Early::default(), next_offset })
+                let place = self.place(&wish, &table).await.map_err(End::Failed)?;
+                let schema = table.schema_id();
+                let opened = self.hold(&wish, table, &place).map_err(End::Failed)?;
+                self.tell_opened(&place, opened.hold.stream.next_offset(), Some(schema)).await?;
+                Ok(opened)
             }
             None => self.open_with_inferred_table(&wish).await,
         }
@@ -197,21 +210,20 @@ impl Opener<'_> {
         }
     }
 
-    async fn hold(&self, wish: &Wish, table: Table) -> Result<(Hold, u64), Error> {
-        let place = match (&wish.name, &wish.stream) {
-            (None, Some(id)) => Place { id: id.clone(), session: wish.session, next_offset: wish.resume_at },
-            (Some(name), _) => self.named(&table, name, wish).await?,
-            (None, None) => return Err(Error::internal("an open without a stream was let through")),
-        };
-        let opening = Opening {
-            id: place.id,
-            session: place.session,
-            table,
-            encoding: wish.encoding,
-            unknown: wish.unknown,
-        };
-        let hold = self.service.streams.open(opening, place.next_offset, self.service.decoded_bytes_max)?;
-        Ok((hold, place.next_offset))
+    async fn place(&self, wish: &Wish, table: &Table) -> Result<Place, Error> {
+        match (&wish.name, &wish.stream) {
+            (None, Some(id)) => Ok(wish.go_on(id.clone(), wish.session)),
+            (Some(name), _) => self.named(table, name, wish).await,
+            (None, None) => Err(Error::internal("an open without a stream was let through")),
+        }
+    }
+
+    fn hold(&self, wish: &Wish, table: Table, place: &Place) -> Result<Opened, Error> {
+        let Place { id, session, next_offset, resume_at } = place.clone();
+        let opening = Opening { id, session, table, encoding: wish.encoding, unknown: wish.unknown };
+        let decoded_bytes_max = self.service.decoded_bytes_max;
+        let hold = self.service.streams.open(opening, next_offset, resume_at, decoded_bytes_max)?;
+        Ok(Opened { hold, early: Early::default(), resume_at })
     }
 
     /// Begins a new session of a named stream, or goes on in the one that the gateway names.
@@ -219,7 +231,7 @@ impl Opener<'_> {
         let (records, ours) = (Records::new(table.store(), name.clone()), &self.service.log);
         if wish.session.0 > 0 {
             let record = records.join_session(wish.session, ours).await?;
-            return Ok(Place { id: record.stream(), session: wish.session, next_offset: wish.resume_at });
+            return Ok(wish.go_on(record.stream(), wish.session));
         }
         let record = records.begin_session(ours).await?;
         let (id, session) = (record.stream(), record.session);
@@ -236,7 +248,9 @@ impl Opener<'_> {
         if record.logs.len() > 1 && in_other_logs <= in_table {
             records.keep_only(&record, ours).await?;
         }
-        Ok(Place { id, session, next_offset: in_table.max(in_logs).max(in_other_logs) })
+        let next_offset = in_table.max(in_logs).max(in_other_logs);
+        let resume_at = wish.resume_at.map_or(next_offset, |resume_at| resume_at.min(next_offset));
+        Ok(Place { id, session, next_offset, resume_at })
     }
 
     /// Opens first, so that the producer sends; then makes the table from what it sent.
@@ -249,7 +263,15 @@ impl Opener<'_> {
                 return Err(End::Failed(Error::internal("an open without a stream was let through")));
             }
         };
-        self.tell_opened(&id, FIRST_SESSION, wish.resume_at, None).await?;
+        let is_new = wish.session.0 == 0;
+        let wish = Wish {
+            session: FIRST_SESSION,
+            resume_at: wish.resume_at.filter(|_| !is_new),
+            schema: Bytes::new(),
+            ..wish.clone()
+        };
+        let place = wish.go_on(id, FIRST_SESSION);
+        self.tell_opened(&place, place.next_offset, None).await?;
         let early = self.first_frames().await?;
         let Some(first) = early.frames.first() else {
             // Finished without a record: nothing to make a table from, and nothing to wait for.
@@ -258,10 +280,14 @@ impl Opener<'_> {
         };
         let spec = inferred(wish.encoding, &early.frames);
         let spec = spec.map_err(|error| End::Failed(error.at_offset(first.first_offset)))?;
-        let table = self.create_or_open(wish, spec).await.map_err(End::Failed)?;
-        let wish = Wish { session: FIRST_SESSION, schema: Bytes::new(), ..wish.clone() };
-        let (hold, next_offset) = self.hold(&wish, table).await.map_err(End::Failed)?;
-        Ok(Opened { hold, early, next_offset })
+        let table = self.create_or_open(&wish, spec).await.map_err(End::Failed)?;
+        if let Some(name) = &wish.name {
+            // It was opened as a new stream before there was a table: another producer may have done so too.
+            let records = Records::new(table.store(), name.clone());
+            records.begin_first_session(&self.service.log).await.map_err(End::Failed)?;
+        }
+        let opened = self.hold(&wish, table, &place).map_err(End::Failed)?;
+        Ok(Opened { early, ..opened })
     }
 
     /// The frames of the first moments: at least one, unless the producer finishes without.
@@ -298,17 +324,12 @@ impl Opener<'_> {
         Ok(early)
     }
 
-    async fn tell_opened(
-        &self,
-        stream: &StreamId,
-        session: SessionId,
-        next_offset: u64,
-        schema: Option<SchemaId>,
-    ) -> Result<(), End> {
+    async fn tell_opened(&self, place: &Place, stream_end: u64, schema: Option<SchemaId>) -> Result<(), End> {
         let opened = proto::Opened {
-            stream: stream.as_str().to_owned(),
-            session: session.0,
-            next_offset,
+            stream: place.id.as_str().to_owned(),
+            session: place.session.0,
+            next_offset: place.resume_at,
+            stream_end,
             schema_id: schema.map_or(0, |schema| schema.0),
             schema_pinned: schema.is_some(),
         };

@@ -27,11 +27,11 @@ impl AckTracker {
     /// they have been: an ack would keep the gateway from sending them, the gate would find a gap, and what was
     /// refused among them would go unannounced.
     pub fn next(&mut self, progress: &Progress) -> Option<Ack> {
-        let committed_next = progress.told_committed();
-        if progress.durable_next <= self.durable_next && committed_next <= self.committed_next {
+        let (durable_next, committed_next) = (progress.told_durable(), progress.told_committed());
+        if durable_next <= self.durable_next && committed_next <= self.committed_next {
             return None;
         }
-        self.durable_next = self.durable_next.max(progress.durable_next);
+        self.durable_next = self.durable_next.max(durable_next);
         self.committed_next = self.committed_next.max(committed_next);
         Some(Ack {
             durable_next: self.durable_next,
@@ -44,6 +44,7 @@ impl AckTracker {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use sluice_shared::ids::OffsetRange;
 
     use super::*;
 
@@ -63,6 +64,20 @@ mod tests {
         assert_eq!(tracker.next(&ahead).map(|ack| (ack.durable_next, ack.committed_next)), Some((5, 5)));
         let resent = Progress { durable_next: 9, ..ahead };
         assert_eq!(tracker.next(&resent).map(|ack| (ack.durable_next, ack.committed_next)), Some((9, 9)));
+    }
+
+    #[test]
+    fn what_is_sent_again_is_not_acked_before_it_is_judged() {
+        let mut tracker = AckTracker::at(2);
+        let again = |start| OffsetRange { start, end: 7 };
+        let mut progress =
+            Progress { durable_next: 9, committed_next: 8, again: again(2), ..Progress::default() };
+        assert_eq!(tracker.next(&progress).map(|ack| (ack.durable_next, ack.committed_next)), Some((2, 2)));
+        progress.again = again(5);
+        assert_eq!(tracker.next(&progress).map(|ack| (ack.durable_next, ack.committed_next)), Some((5, 5)));
+        assert!(!progress.covers(6, false) && progress.covers(5, true));
+        progress.again = again(7);
+        assert_eq!(tracker.next(&progress).map(|ack| (ack.durable_next, ack.committed_next)), Some((9, 8)));
     }
 
     proptest! {

@@ -7,7 +7,7 @@
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use sluice_shared::error::Error;
-use sluice_shared::ids::TableVersion;
+use sluice_shared::ids::{OffsetRange, TableVersion};
 use tokio::sync::Notify;
 
 use crate::table::batch::Refusal;
@@ -33,20 +33,27 @@ pub struct Progress {
     pub version: TableVersion,
     /// The stream failed at this offset: nothing from here on becomes durable.
     pub fault_at: Option<u64>,
-    /// Durable refusals that are not yet told. They come before the ack that covers them.
+    /// Refusals that are not yet told. They come before the ack that covers them.
     pub refusals: Vec<Refusal>,
+    /// What is in the log already, and is sent again only for its refusals. Its start rises as that is judged.
+    pub again: OffsetRange,
 }
 
 impl Progress {
+    /// How much of what is durable may be told: not what is sent again and has yet to be judged.
+    pub fn told_durable(&self) -> u64 {
+        if self.again.is_empty() { self.durable_next } else { self.durable_next.min(self.again.start) }
+    }
+
     /// How much of what is committed may be told. A stream that is resent after a crash can be further in the table
     /// than it is durable here; its refusals are told again only as it becomes so.
     pub fn told_committed(&self) -> u64 {
-        self.committed_next.min(self.durable_next)
+        self.committed_next.min(self.told_durable())
     }
 
     /// Whether all before `next` is durable, or even committed.
     pub fn covers(&self, next: u64, committed: bool) -> bool {
-        let reached = if committed { self.told_committed() } else { self.durable_next };
+        let reached = if committed { self.told_committed() } else { self.told_durable() };
         reached >= next
     }
 }
@@ -60,6 +67,20 @@ impl StreamProgress {
         drop(state);
         self.changed.notify_one();
         self.moved.notify_waiters();
+    }
+
+    /// A new call begins: it sends `again`, which is in the log or on its way there, and then what follows.
+    pub fn resume(&self, again: OffsetRange) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).again = again;
+    }
+
+    /// What was sent again has been judged up to `next`: these were refused.
+    pub fn judged(&self, next: u64, refusals: Vec<Refusal>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.again.start = state.again.start.max(next);
+        state.refusals.extend(refusals);
+        drop(state);
+        self.changed.notify_one();
     }
 
     /// All before `next` can be read in `version`.
@@ -81,7 +102,11 @@ impl StreamProgress {
 
     /// The frame at `offset` cannot be read: it and all that follow are given up.
     pub fn fault(&self, offset: u64, error: Error) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).fault_at.get_or_insert(offset);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // What was sent before, and only its repetition cannot be read, becomes durable all the same.
+        let at = offset.max(state.again.end);
+        state.fault_at.get_or_insert(at);
+        drop(state);
         self.fail(error);
         self.moved.notify_waiters();
     }
@@ -98,10 +123,14 @@ impl StreamProgress {
         self.failure.get()
     }
 
-    /// Takes the refusals, copies the frontiers.
+    /// Takes the refusals that are durable, copies the frontiers.
     pub fn take(&self) -> Progress {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let refusals = std::mem::take(&mut state.refusals);
+        let durable_next = state.durable_next;
+        let (refusals, early) = std::mem::take(&mut state.refusals)
+            .into_iter()
+            .partition(|refusal| refusal.offset < durable_next);
+        state.refusals = early;
         Progress { refusals, ..*state }
     }
 

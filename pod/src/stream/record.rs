@@ -84,6 +84,27 @@ impl Records {
         .await
     }
 
+    /// Begins the first session of a stream that nobody has opened yet.
+    ///
+    /// # Errors
+    /// `Unavailable` where somebody has, or the storage fails.
+    pub async fn begin_first_session(&self, log: &LogEntry) -> Result<StreamRecord, Error> {
+        self.change(|old| match old {
+            None => {
+                let logs = vec![log.clone()];
+                Ok(Some(StreamRecord { session: FIRST_SESSION, logs, ..self.first() }))
+            }
+            Some(_) => {
+                let message = format!(
+                    "stream {}: another producer opened it at the same time: open it again",
+                    self.name
+                );
+                Err(Error::unavailable("stream_contended", message))
+            }
+        })
+        .await
+    }
+
     /// Goes on in `session`: adds `log`, so that a newer session will ask it too.
     ///
     /// # Errors

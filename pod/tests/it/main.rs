@@ -1,4 +1,7 @@
 //! Integration tests of the pod, through its public API.
 
+#![allow(clippy::panic, reason = "a helper that panics fails its test")]
+
+mod streams;
 mod tables;
 mod wal;

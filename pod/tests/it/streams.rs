@@ -1,0 +1,238 @@
+//! Streams through the pod's service, as a gateway sees it: a real pod, its log and its tables, reached over TCP.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sluice_pod::app::{Listen, Pod};
+use sluice_pod::config::PodConfig;
+use sluice_shared::proto::pod_client::PodClient;
+use sluice_shared::proto::stream_request::Kind as Ask;
+use sluice_shared::proto::stream_response::Kind as Answer;
+use sluice_shared::proto::{self, Encoding, StreamRequest, StreamResponse};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+
+/// How long a test waits for what must happen.
+const DEADLINE: Duration = Duration::from_secs(60);
+const STREAM: &str = "~018f0000000070008000000000000001";
+
+async fn start(data: &Path) -> (Pod, PodClient<Channel>) {
+    let config = PodConfig {
+        listen: "127.0.0.1:0".to_owned(),
+        wal_dir: data.join("wal"),
+        tables_dir: data.join("tables"),
+        auto_create: true,
+        flush_interval_ms: 20,
+        ..PodConfig::default()
+    };
+    let pod = Pod::start(config, Listen::Tcp, &[]).await.expect("starts");
+    let address = pod.address().expect("over TCP");
+    let client = PodClient::connect(format!("http://{address}")).await.expect("listens");
+    (pod, client)
+}
+
+async fn with_table(data: &Path) -> (Pod, PodClient<Channel>) {
+    let (pod, mut client) = start(data).await;
+    let spec = br#"{"schema":{"fields":[{"name":"n","type":"int64","nullable":false}]}}"#;
+    let request = proto::CreateTableRequest { table: "t".to_owned(), spec: Bytes::from_static(spec) };
+    client.create_table(request).await.expect("created");
+    (pod, client)
+}
+
+fn ephemeral(resume_at: u64) -> proto::Open {
+    proto::Open {
+        table: "t".to_owned(),
+        stream: STREAM.to_owned(),
+        session: 1,
+        resume_at: Some(resume_at),
+        encoding: Encoding::Json.into(),
+        ..proto::Open::default()
+    }
+}
+
+fn named(session: u64, resume_at: Option<u64>) -> proto::Open {
+    proto::Open { stream: String::new(), name: "loader".to_owned(), session, resume_at, ..ephemeral(0) }
+}
+
+/// One call. Dropped, it is what a lost link leaves behind.
+struct Call {
+    requests: mpsc::Sender<StreamRequest>,
+    answers: Streaming<StreamResponse>,
+    opened: proto::Opened,
+}
+
+/// What a call was told until something.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Told {
+    refused: Vec<u64>,
+    durable_next: u64,
+    committed_next: u64,
+}
+
+impl Call {
+    async fn open(client: &PodClient<Channel>, open: proto::Open) -> Result<Self, Status> {
+        let (requests, receiver) = mpsc::channel(16);
+        requests.send(StreamRequest { kind: Some(Ask::Open(open)) }).await.expect("has room");
+        let mut answers = client.clone().stream(ReceiverStream::new(receiver)).await?.into_inner();
+        match answers.message().await?.and_then(|answer| answer.kind) {
+            Some(Answer::Opened(opened)) => Ok(Self { requests, answers, opened }),
+            other => panic!("{other:?} in place of opened"),
+        }
+    }
+
+    /// Sends records `{"n": offset}`; those at `bad` offsets do not fit the table.
+    async fn send(&self, offsets: std::ops::Range<u64>, bad: &[u64]) {
+        let line =
+            |n: u64| if bad.contains(&n) { "{\"n\":\"x\"}\n".to_owned() } else { format!("{{\"n\":{n}}}\n") };
+        let payload: String = offsets.clone().map(line).collect();
+        let count = u32::try_from(offsets.end - offsets.start).expect("few");
+        let frame = proto::Frame { first_offset: offsets.start, count, payload: payload.into() };
+        let frames = proto::Frames { frames: vec![frame] };
+        self.requests.send(StreamRequest { kind: Some(Ask::Frames(frames)) }).await.expect("has room");
+    }
+
+    /// Reads answers until all before `next` is durable.
+    async fn durable(&mut self, next: u64) -> Told {
+        self.until(|told| told.durable_next >= next).await
+    }
+
+    async fn committed(&mut self, next: u64) -> Told {
+        self.until(|told| told.committed_next >= next).await
+    }
+
+    async fn until(&mut self, reached: impl Fn(&Told) -> bool) -> Told {
+        let mut told = Told::default();
+        while !reached(&told) {
+            let answer = tokio::time::timeout(DEADLINE, self.answers.message()).await.expect("in time");
+            match answer.expect("no error").and_then(|answer| answer.kind) {
+                Some(Answer::Rejections(more)) => {
+                    for refusal in more.rejections {
+                        assert!(
+                            refusal.offset >= told.durable_next,
+                            "acked before it was refused: {refusal:?}"
+                        );
+                        told.refused.push(refusal.offset);
+                    }
+                }
+                Some(Answer::Ack(ack)) => {
+                    told.durable_next = ack.durable_next;
+                    told.committed_next = ack.committed_next;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        told
+    }
+
+    async fn failure(&mut self) -> Status {
+        loop {
+            match tokio::time::timeout(DEADLINE, self.answers.message()).await.expect("in time") {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("ended without an error"),
+                Err(status) => return status,
+            }
+        }
+    }
+}
+
+/// How many rows the table has, by the pod's own count.
+async fn rows(client: &PodClient<Channel>) -> u64 {
+    let request = proto::DescribeTableRequest { table: "t".to_owned() };
+    let description = client.clone().describe_table(request).await.expect("there").into_inner().description;
+    let description: BTreeMap<String, serde_json::Value> =
+        serde_json::from_slice(&description).expect("JSON");
+    description["rows"].as_u64().expect("a number")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_that_a_lost_link_took_along_are_told_again() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = with_table(data.path()).await;
+    let mut first = Call::open(&client, ephemeral(0)).await.expect("opens");
+    first.send(0..10, &[3, 7]).await;
+    assert_eq!(first.durable(10).await.refused, [3, 7]);
+    drop(first);
+    // The gateway has heard nothing after offset 4, and cuts its frames as it likes.
+    let mut second = Call::open(&client, ephemeral(5)).await.expect("opens");
+    second.send(5..7, &[7]).await;
+    assert_eq!(second.durable(7).await, Told { refused: vec![], durable_next: 7, committed_next: 0 });
+    second.send(7..14, &[7, 11]).await;
+    let told = second.committed(14).await;
+    assert_eq!((told.refused, told.durable_next), (vec![7, 11], 14));
+    assert_eq!(rows(&client).await, 11);
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_producer_that_resumes_a_named_stream_hears_what_it_missed() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = with_table(data.path()).await;
+    let mut first = Call::open(&client, named(0, None)).await.expect("opens");
+    first.send(0..10, &[3, 7]).await;
+    first.committed(10).await;
+    pod.drain().await;
+    let (pod, client) = start(data.path()).await;
+    let mut second = Call::open(&client, named(0, Some(2))).await.expect("opens");
+    assert_eq!((second.opened.session, second.opened.next_offset, second.opened.stream_end), (2, 2, 10));
+    second.send(2..12, &[3, 7, 11]).await;
+    let told = second.committed(12).await;
+    assert_eq!((told.refused, told.durable_next), (vec![3, 7, 11], 12));
+    // One that says nothing goes on where the stream ends; one that says too much is told so.
+    assert_eq!(Call::open(&client, named(0, None)).await.expect("opens").opened.next_offset, 12);
+    assert_eq!(Call::open(&client, named(0, Some(99))).await.expect("opens").opened.next_offset, 12);
+    assert_eq!(rows(&client).await, 9);
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_to_be_sent_again_may_not_be_left_out() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = with_table(data.path()).await;
+    let mut first = Call::open(&client, ephemeral(0)).await.expect("opens");
+    first.send(0..10, &[]).await;
+    first.durable(10).await;
+    let mut second = Call::open(&client, ephemeral(5)).await.expect("opens");
+    second.send(10..12, &[]).await;
+    let status = second.failure().await;
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains("expected 5"), "{status:?}");
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_was_elsewhere_meanwhile_is_taken_back() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = with_table(data.path()).await;
+    let mut first = Call::open(&client, ephemeral(0)).await.expect("opens");
+    first.send(0..10, &[]).await;
+    first.committed(10).await;
+    drop(first);
+    let mut back = Call::open(&client, ephemeral(25)).await.expect("opens");
+    back.send(25..30, &[26]).await;
+    assert_eq!(back.durable(30).await.refused, [26]);
+    // Offsets 10 to 24 are in another pod's log: until they come the run is held.
+    assert_eq!(rows(&client).await, 10);
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_producers_that_begin_a_named_stream_before_its_table_one_comes_through() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = start(data.path()).await;
+    let mut first = Call::open(&client, named(0, None)).await.expect("opens");
+    let mut second = Call::open(&client, named(0, None)).await.expect("opens");
+    first.send(0..3, &[]).await;
+    assert_eq!(first.committed(3).await.durable_next, 3);
+    second.send(0..5, &[]).await;
+    let status = second.failure().await;
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    let again = Call::open(&client, named(0, None)).await.expect("opens");
+    assert_eq!((again.opened.session, again.opened.next_offset), (2, 3));
+    assert_eq!(rows(&client).await, 3);
+    pod.drain().await;
+}
