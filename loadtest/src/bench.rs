@@ -18,7 +18,7 @@ use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::cluster::{Cluster, cpu_of};
-use crate::machine::{self, Limits};
+use crate::machine::{self, Limits, Steps};
 use crate::producer::{Frame, Latencies, Pace, Producer, SharedLatencies};
 use crate::table::count_rows;
 use crate::workload::{self, Shape};
@@ -201,10 +201,8 @@ pub struct Paced {
     pub run: Run,
     /// Bytes of a frame.
     pub frame_bytes: f64,
-    /// Write and flush of 4 KiB just before it, median, µs.
-    pub flush_4k_us: f64,
-    /// Of 64 KiB.
-    pub flush_64k_us: f64,
+    /// What a step of that size costs the bare machine at that pace, measured just before.
+    pub steps: Steps,
 }
 
 /// Everything that was measured.
@@ -269,16 +267,10 @@ async fn run_paced(
     let rows = records_per_s * FRAME_INTERVAL.as_secs_f64();
     let feed = Feed::new(row.shape, row.encoding, (rows.round() as usize).max(1))?;
     let bytes: usize = feed.frames.iter().map(|frame| frame.payload.len()).sum();
-    let (flush_4k_us, flush_64k_us) = machine::flushes(&options.dir)?;
+    let frame_bytes = bytes as f64 / feed.frames.len() as f64;
+    let steps = machine::steps(&options.dir, frame_bytes as usize, FRAME_INTERVAL)?;
     let load = Load { streams: 1, pace: Pace::Each(FRAME_INTERVAL), run: options.run };
-    Ok(Paced {
-        rate,
-        is_light,
-        run: run_once(options, &feed, &load).await?,
-        frame_bytes: bytes as f64 / feed.frames.len() as f64,
-        flush_4k_us,
-        flush_64k_us,
-    })
+    Ok(Paced { rate, is_light, run: run_once(options, &feed, &load).await?, frame_bytes, steps })
 }
 
 struct Load {

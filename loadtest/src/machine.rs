@@ -20,6 +20,7 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use serde::Serialize;
 use sluice_pod::decode::arrow::ArrowDecoder;
 use sluice_pod::decode::json::JsonDecoder;
+use sluice_pod::threads::ask_for_real_time;
 use sluice_shared::frame::{Encoding, UnknownFields};
 
 use crate::bench::Feed;
@@ -117,23 +118,40 @@ pub fn measure(dir: &Path, arrow: &Feed, json: &Feed) -> anyhow::Result<Limits> 
     })
 }
 
-/// Write and flush of 4 and 64 KiB, medians in µs, on the machine as it is now.
+/// What one small step costs, medians in µs, when there is a pause before each: disks and cores that have gone to rest
+/// take longer than in a closed loop.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Steps {
+    /// Write and flush.
+    pub flush_us: f64,
+    /// There and back over loopback TCP, between two threads that sleep meanwhile.
+    pub round_trip_us: f64,
+}
+
+/// Measures steps of `bytes`, one each `interval`, on the machine as it is now; with real-time priority where that is
+/// granted, as the log's writers have it: else whatever else runs is measured along.
 ///
 /// # Errors
-/// The disk's.
-pub fn flushes(dir: &Path) -> anyhow::Result<(f64, f64)> {
+/// Anything that cannot be measured.
+pub fn steps(dir: &Path, bytes: usize, interval: Duration) -> anyhow::Result<Steps> {
     let target = Target::prepare(dir)?;
-    Ok((target.flush_us(4 << 10)?, target.flush_us(64 << 10)?))
+    let measured = std::thread::spawn(move || {
+        ask_for_real_time();
+        let flush_us = target.flush_us(bytes.next_multiple_of(ALIGN), interval)?;
+        Ok(Steps { flush_us, round_trip_us: round_trip_us(bytes, interval)? })
+    });
+    measured.join().ok().context("the measuring thread panicked")?
 }
 
 fn disk(dir: &Path) -> anyhow::Result<Disk> {
     let target = Target::prepare(dir)?;
     let (write_mb_per_s, write_cpu_s_per_gb) = target.write()?;
-    let (flush_4k_us, flush_64k_us) = (target.flush_us(4 << 10)?, target.flush_us(64 << 10)?);
+    let flush = |bytes| target.flush_us(bytes, Duration::ZERO);
+    let (flush_4k_us, flush_64k_us) = (flush(4 << 10)?, flush(64 << 10)?);
     let stop = Arc::new(AtomicBool::new(false));
     let cores = std::thread::available_parallelism()?.get();
     let spinners: Vec<_> = (0..cores).map(|_| spinner(Arc::clone(&stop))).collect();
-    let busy = target.flush_us(4 << 10).and_then(|small| Ok((small, target.flush_us(64 << 10)?)));
+    let busy = flush(4 << 10).and_then(|small| Ok((small, flush(64 << 10)?)));
     stop.store(true, Ordering::Relaxed);
     for spinner in spinners {
         // It cannot panic: it only counts.
@@ -205,11 +223,12 @@ impl Target {
         Ok((timed.mb_per_s(), timed.cpu_s_per_gb()))
     }
 
-    fn flush_us(&self, bytes: usize) -> anyhow::Result<f64> {
+    fn flush_us(&self, bytes: usize, pause: Duration) -> anyhow::Result<f64> {
         let mut file = self.open(libc::O_DSYNC)?;
         let started = Instant::now();
         let (mut times, mut place) = (Vec::new(), 0);
         while started.elapsed() < MEASURE && times.len() < FLUSHES_MAX {
+            std::thread::sleep(pause);
             let before = Instant::now();
             file.write_all(self.aligned(bytes))?;
             times.push(before.elapsed());
@@ -255,6 +274,33 @@ fn loopback() -> anyhow::Result<f64> {
     let seconds = started.elapsed().as_secs_f64();
     sender.join().ok().context("the sender panicked")??;
     Ok(total as f64 / 1e6 / seconds)
+}
+
+/// `bytes` there, a few back.
+fn round_trip_us(bytes: usize, pause: Duration) -> anyhow::Result<f64> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut near = TcpStream::connect(listener.local_addr()?)?;
+    let (mut far, _) = listener.accept()?;
+    near.set_nodelay(true)?;
+    far.set_nodelay(true)?;
+    let echo = std::thread::spawn(move || {
+        let mut received = vec![0; bytes];
+        // Ends with the connection.
+        while far.read_exact(&mut received).and_then(|()| far.write_all(&[1; 16])).is_ok() {}
+    });
+    let (sent, mut answer) = (vec![7; bytes], [0; 16]);
+    let (started, mut times) = (Instant::now(), Vec::new());
+    while started.elapsed() < MEASURE {
+        std::thread::sleep(pause);
+        let before = Instant::now();
+        near.write_all(&sent)?;
+        near.read_exact(&mut answer)?;
+        times.push(before.elapsed());
+    }
+    drop(near);
+    echo.join().ok().context("the echo panicked")?;
+    times.sort();
+    Ok(times[times.len() / 2].as_secs_f64() * 1e6)
 }
 
 fn memcpy() -> f64 {

@@ -14,14 +14,12 @@ use crate::machine::{Codec, Limits};
 const ARROW_MB_PER_S_MIN: f64 = 100.0;
 /// (b), records/s.
 const JSON_RECORDS_PER_S_MIN: f64 = 100_000.0;
-/// Ack median at a tenth of the load, in flushes of the same size on the idle machine.
+/// Ack median at a tenth of the load, in flushes of the same size at the same pace on the bare machine.
 const ACK_FLUSHES_MAX: f64 = 2.5;
 /// Median of the time to committed, ms.
 const COMMITTED_MS_MAX: f64 = 1500.0;
 /// CPU of the pod, in that of decoding, log write and Parquet done bare.
 const POD_CPU_MAX: f64 = 1.5;
-/// From this size of a frame on, a flush of 64 KiB is the nearer limit.
-const LARGE_FRAME_BYTES: f64 = 16_384.0;
 
 /// One line of the table.
 #[derive(Debug, Clone, Serialize)]
@@ -99,8 +97,7 @@ impl Report {
     /// Puts figures, limits and aims together.
     pub fn new(figures: Figures) -> Self {
         let limits = figures.limits.as_ref();
-        let flushes = Flushes::of(&figures);
-        let lines = figures.rows.iter().flat_map(|row| row_lines(row, limits, &flushes)).collect();
+        let lines = figures.rows.iter().flat_map(|row| row_lines(row, limits)).collect();
         Self { lines, figures }
     }
 
@@ -110,40 +107,14 @@ impl Report {
     }
 }
 
-/// One flush on the idle machine, in ms: of all medians that were measured the best, since whatever else ran
-/// meanwhile can only have made them worse.
-struct Flushes {
-    of_4k_ms: f64,
-    of_64k_ms: f64,
-}
-
-impl Flushes {
-    fn of(figures: &Figures) -> Self {
-        let at_start =
-            figures.limits.iter().map(|limits| (limits.disk.flush_4k_us, limits.disk.flush_64k_us));
-        let paced = figures.rows.iter().flat_map(|row| &row.paced);
-        let between = paced.map(|paced| (paced.flush_4k_us, paced.flush_64k_us));
-        let (of_4k, of_64k): (Vec<f64>, Vec<f64>) = at_start.chain(between).unzip();
-        let best_ms = |all: Vec<f64>| all.into_iter().fold(f64::INFINITY, f64::min) / 1e3;
-        Self { of_4k_ms: best_ms(of_4k), of_64k_ms: best_ms(of_64k) }
-    }
-
-    fn nearest(&self, frame_bytes: f64) -> (&'static str, f64) {
-        match frame_bytes >= LARGE_FRAME_BYTES {
-            true => ("64 KiB flush, idle", self.of_64k_ms),
-            false => ("4 KiB flush, idle", self.of_4k_ms),
-        }
-    }
-}
-
-fn row_lines(row: &RowFigures, limits: Option<&Limits>, flushes: &Flushes) -> Vec<Figure> {
+fn row_lines(row: &RowFigures, limits: Option<&Limits>) -> Vec<Figure> {
     let (key, median) = (row.row.key, &row.median);
     let codec = limits.map(|limits| if key == 'a' { &limits.arrow } else { &limits.json });
     let name = |what: &str| format!("({key}) {what}");
     let bare = codec.map(|codec| ("decode + log + Parquet, bare", codec.bare_cpu_s_per_gb()));
     let pod_aim = bare.filter(|_| key != 'c').map(|(_, bare)| Aim::AtMost(POD_CPU_MAX * bare));
     let parquet = |figure: fn(&Codec) -> f64| codec.map(|codec| ("Parquet zstd-1, one core", figure(codec)));
-    let flush = limits.map(|_| flushes.nearest(0.0));
+    let flush = limits.map(|limits| ("4 KiB flush, idle", limits.disk.flush_4k_us / 1e3));
     let aims = |wanted: char, least: f64| (key == wanted && limits.is_some()).then_some(Aim::AtLeast(least));
     let mut lines = vec![
         Figure::new(name("records/s, to committed"), median.records_per_s, "/s")
@@ -161,21 +132,22 @@ fn row_lines(row: &RowFigures, limits: Option<&Limits>, flushes: &Flushes) -> Ve
         Figure::new(name("gateway CPU"), median.cpu.gateway_s_per_gb, "s/GB"),
         Figure::new(name("producer CPU (the bench)"), median.cpu.producer_s_per_gb, "s/GB"),
     ];
-    lines.extend(row.paced.iter().flat_map(|paced| paced_lines(key, paced, flushes)));
+    lines.extend(row.paced.iter().flat_map(|paced| paced_lines(key, paced)));
     lines
 }
 
-fn paced_lines(key: char, paced: &Paced, flushes: &Flushes) -> Vec<Figure> {
-    let (limit, flush_ms) = flushes.nearest(paced.frame_bytes);
+fn paced_lines(key: char, paced: &Paced) -> Vec<Figure> {
+    let flush_ms = paced.steps.flush_us / 1e3;
+    let flush = Some(("flush of a frame, at that pace", flush_ms));
     let name =
         |what: &str| format!("({key}) {what}, {}, {:.0} KB frames", paced.rate, paced.frame_bytes / 1e3);
     let ack_aim = paced.is_light.then_some(Aim::AtMost(ACK_FLUSHES_MAX * flush_ms));
     vec![
         Figure::new(name("payload"), paced.run.mb_per_s, "MB/s"),
-        Figure::new(name("ack p50"), paced.run.ack.p50_ms, "ms")
-            .beside(Some((limit, flush_ms)))
-            .aiming(ack_aim),
-        Figure::new(name("ack p99"), paced.run.ack.p99_ms, "ms").beside(Some((limit, flush_ms))),
+        Figure::new(name("ack p50"), paced.run.ack.p50_ms, "ms").beside(flush).aiming(ack_aim),
+        Figure::new(name("ack p99"), paced.run.ack.p99_ms, "ms").beside(flush),
+        Figure::new(name("two loopback round trips of a frame"), 2.0 * paced.steps.round_trip_us / 1e3, "ms")
+            .beside(flush),
         Figure::new(name("committed p50"), paced.run.committed.p50_ms, "ms")
             .aiming(Some(Aim::AtMost(COMMITTED_MS_MAX))),
         Figure::new(name("committed p99"), paced.run.committed.p99_ms, "ms"),

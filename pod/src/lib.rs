@@ -4,6 +4,7 @@
 //! *Does not own*: producers' protocols and placement (`gateway`), words that both sides share (`shared`).
 
 pub mod config;
+pub mod threads;
 pub mod app;
 pub mod service;
 pub mod admission;

@@ -24,6 +24,9 @@ const DIALS_WAITING_MAX: usize = 16;
 /// HTTP/2 flow-control windows: a link carries many streams, each with bytes in flight.
 const LINK_WINDOW_BYTES: u32 = 16 << 20;
 const CALL_WINDOW_BYTES: u32 = 4 << 20;
+/// Largest HTTP/2 frame that a pod takes: a request is written and read in one piece, where the default of 16 KiB would
+/// cut it in many.
+const LINK_FRAME_BYTES: u32 = 1 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -107,6 +110,7 @@ pub fn server() -> tonic::transport::Server {
         .tcp_nodelay(true)
         .initial_connection_window_size(LINK_WINDOW_BYTES)
         .initial_stream_window_size(CALL_WINDOW_BYTES)
+        .max_frame_size(Some(LINK_FRAME_BYTES))
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .max_concurrent_streams(None)

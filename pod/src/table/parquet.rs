@@ -24,6 +24,7 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
 use super::batch::{Batch, Run};
 use super::delta::{DataFile, DeltaError, FileStats, Place, Shape};
+use crate::threads;
 
 /// Rows go to the writer in portions of at least so many: statistics are taken per portion.
 const PORTION_ROWS: usize = 8192;
@@ -130,6 +131,7 @@ impl Encoded {
 /// # Errors
 /// `Misfit` where rows do not fit the table; else a broken invariant.
 pub fn encode(shape: &Shape, sources: &[Source]) -> Result<Vec<Encoded>, EncodeError> {
+    threads::give_way();
     let mut files = Files::new(shape)?;
     let mut portion = Portion::default();
     for source in sources {

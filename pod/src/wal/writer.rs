@@ -1,7 +1,7 @@
 //! Groups: taking what waits, writing it, and telling of it in order.
 //!
-//! Two writer threads do the same: form a group under the `forming` lock (so that groups have an order), write
-//! and flush it without any lock, then mark it done. Whoever finds the oldest group done tells of it and of those
+//! Two writer threads do the same: form a group, one at a time, since each group names its predecessor's checksum;
+//! write and flush it, both at once; then mark it done. Whoever finds the oldest group done tells of it and of those
 //! behind it that are done too, one thread at a time. The state's lock is shared, against the house rule, since
 //! both threads, the keeper and all appenders meet there; it is held for moves of a few pointers only.
 //!
@@ -23,6 +23,7 @@ use super::disk::{AlignedBuffer, Disk, SegmentFile, WRITERS};
 use super::replay::Recovered;
 use super::segment::{self, BLOCK, Chain, ENTRY_HEADER, GROUP_HEADER, GroupPlace, SegmentHeader};
 use super::{Durable, SLOTS, Slot, WalConfig, WalError, WalStatus, keeper};
+use crate::threads::ask_for_real_time;
 
 /// Groups that may be written and not yet told of: a slow `then` holds the log back, not the memory.
 const FLIGHTS_MAX: usize = 4;
@@ -111,6 +112,8 @@ pub(super) struct State {
     emptied: Vec<Vec<Callback>>,
     /// Whether a thread is telling of groups.
     delivering: bool,
+    /// What the next group follows; not there while a writer forms that one's predecessor.
+    chain: Option<Chain>,
     /// The durable frontier.
     durable: u64,
     /// A writer waits for a segment.
@@ -121,11 +124,6 @@ pub(super) struct State {
     pub(super) retry_room: bool,
     pub(super) ending: Ending,
     pub(super) writers: usize,
-}
-
-/// What must stay in step with the order of groups.
-struct Forming {
-    chain: Chain,
 }
 
 /// The log, as its handles and threads see it.
@@ -139,8 +137,7 @@ pub(super) struct Shared {
     group_bytes_max: usize,
     real_time: AtomicBool,
     state: Mutex<State>,
-    forming: Mutex<Forming>,
-    /// For the one writer that forms a group.
+    /// For the writers.
     work: Condvar,
     /// For the keeper.
     chores: Condvar,
@@ -211,16 +208,6 @@ impl Drop for PanicGuard<'_> {
             self.0.ended.send_replace(true);
         }
     }
-}
-
-/// An ordinary thread waits up to a scheduler tick (4 ms) for a busy core each time a flush returns. The reset on
-/// fork keeps threads that a `then` may start from being real-time too.
-#[allow(unsafe_code, reason = "there is no safe wrapper for sched_setscheduler among our dependencies")]
-fn ask_for_real_time() -> bool {
-    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    let parameters = libc::sched_param { sched_priority: 1 };
-    // SAFETY: 0 is the calling thread, and the parameters live through the call, which only reads them.
-    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
 fn run(shared: &Arc<Shared>, writer: usize, answer: &SyncSender<bool>) {
@@ -301,6 +288,7 @@ impl Shared {
             flights: VecDeque::with_capacity(FLIGHTS_MAX),
             emptied: Vec::with_capacity(FLIGHTS_MAX),
             delivering: false,
+            chain: Some(recovered.identity.chain),
             durable: recovered.identity.chain.group - 1,
             starved: false,
             no_room: false,
@@ -320,7 +308,6 @@ impl Shared {
             group_bytes_max: usize::try_from(group_bytes_max).unwrap_or(usize::MAX),
             real_time: AtomicBool::new(false),
             state: Mutex::new(state),
-            forming: Mutex::new(Forming { chain: recovered.identity.chain }),
             work: Condvar::new(),
             chores: Condvar::new(),
             on_failure,
@@ -417,8 +404,7 @@ impl Shared {
 
     /// Takes what waits, as one group, into the writer's buffer. Returns the bytes to write; None at the end.
     fn form(&self, scratch: &mut Scratch) -> Option<(Taken, usize)> {
-        let mut forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = self.take(forming.chain, scratch)?;
+        let taken = self.take(scratch)?;
         // Wakes the appenders that wait for a slot: they gather the next group while this one is written.
         scratch.slots.clear();
         let payload_bytes = scratch.payloads.iter().flatten().map(Bytes::len).sum();
@@ -430,8 +416,11 @@ impl Shared {
         if taken.first {
             self.header(taken.place.segment, Some(taken.place.chain)).encode(out);
         }
-        forming.chain = segment::encode_group(&mut out[head..], &taken.place, &scratch.payloads);
-        drop(forming);
+        let chain = segment::encode_group(&mut out[head..], &taken.place, &scratch.payloads);
+        let mut state = self.lock();
+        state.chain = Some(chain);
+        self.wake_writer(&state);
+        drop(state);
         scratch.payloads.clear();
         Some((taken, bytes))
     }
@@ -451,8 +440,15 @@ impl Shared {
         SegmentHeader { log, owner, epoch, segment, segment_bytes: self.segment_bytes, first }
     }
 
-    /// Waits until there is something to write and a place for it.
-    fn take(&self, chain: Chain, scratch: &mut Scratch) -> Option<Taken> {
+    /// A writer that waits may go on, if there is something to write. Each wake-up costs the others time.
+    fn wake_writer(&self, state: &State) {
+        if !state.queue.is_empty() {
+            self.work.notify_one();
+        }
+    }
+
+    /// Waits until there is something to write and a place for it. Until `form` is done no other writer takes.
+    fn take(&self, scratch: &mut Scratch) -> Option<Taken> {
         let mut state = self.lock();
         loop {
             let closing = match state.ending {
@@ -461,14 +457,15 @@ impl Shared {
                 Ending::No => false,
             };
             let first_bytes = state.queue.front().map(|entry| segment::group_bytes(1, entry.bytes));
-            match first_bytes {
-                None if closing => return None,
-                Some(bytes) if state.flights.len() < FLIGHTS_MAX => {
+            match (first_bytes, state.chain) {
+                (None, _) if closing => return None,
+                (Some(bytes), Some(chain)) if state.flights.len() < FLIGHTS_MAX => {
                     if self.has_place(&mut state, bytes as u64) {
+                        state.chain = None;
                         return Some(self.fill(&mut state, chain, scratch));
                     }
                 }
-                None | Some(_) => {}
+                _ => {}
             }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -538,7 +535,7 @@ impl Shared {
             }
             state = self.lock();
             state.emptied.push(flight.callbacks);
-            self.work.notify_one();
+            self.wake_writer(&state);
         }
         state.delivering = false;
     }

@@ -1,0 +1,39 @@
+//! How a pod's threads share the cores: the log's go first, those that encode files let all others go first.
+//!
+//! *Owns*: what is asked of the scheduler, on the calling thread. All of it may be refused: then things are slower.
+//! *Does not own*: which threads there are.
+
+use std::cell::Cell;
+
+/// The longest slice that the kernel knows.
+const LONG_SLICE_NS: u64 = 100_000_000;
+
+/// An ordinary thread waits up to a scheduler tick (4 ms) for a busy core each time a flush returns. The reset on
+/// fork keeps threads that this one may start from being real-time too. Whether it was granted.
+#[allow(unsafe_code, reason = "there is no safe wrapper for sched_setscheduler among our dependencies")]
+pub fn ask_for_real_time() -> bool {
+    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: 0 is the calling thread, and the parameters live through the call, which only reads them.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
+}
+
+/// For long computations: a thread that wakes takes the core from this one at once (batch policy, and the long slice of
+/// Linux 6.12), in place of waiting for its slice to end. The share of the cores stays the same. Asks once a thread.
+#[allow(unsafe_code, reason = "there is no safe wrapper for sched_setattr among our dependencies")]
+pub fn give_way() {
+    thread_local! { static ASKED: Cell<bool> = const { Cell::new(false) } }
+    if ASKED.replace(true) {
+        return;
+    }
+    // SAFETY: zeros are valid in all fields.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    attributes.size = u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0);
+    attributes.sched_policy = libc::SCHED_BATCH.unsigned_abs();
+    // SAFETY: takes and gives plain numbers; 0 is the calling thread, whose niceness stays.
+    attributes.sched_nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    attributes.sched_runtime = LONG_SLICE_NS;
+    // SAFETY: 0 is the calling thread, and the attributes live through the call, which only reads them. A kernel that
+    // does not know slices ignores them.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}
