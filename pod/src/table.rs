@@ -336,7 +336,10 @@ fn difference(shape: &Shape, wanted: &Schema, spec: &TableSpec) -> Option<String
         return Some(format!("it is partitioned by {there:?}, not {wanted:?}"));
     }
     let own = |properties: &BTreeMap<String, String>| -> BTreeMap<String, String> {
-        let is_stored = |key: &str| !key.starts_with("delta.feature.");
+        // What Delta does not store, and what it adds by itself.
+        let is_stored = |key: &str| {
+            !key.starts_with("delta.feature.") && !key.starts_with("delta.rowTracking.materialized")
+        };
         properties.iter().filter(|(key, _)| is_stored(key)).map(|(k, v)| (k.clone(), v.clone())).collect()
     };
     let (there, wanted) = (own(&shape.properties), own(&spec.properties));

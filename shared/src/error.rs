@@ -10,6 +10,11 @@ use serde::{Deserialize, Serialize};
 
 /// Longest message that goes to a producer, in characters; longer ones are cut.
 pub const MESSAGE_CHARS_MAX: usize = 1024;
+/// Longest column, in characters: producers choose the names of columns that there are not.
+pub const COLUMN_CHARS_MAX: usize = 255;
+/// Of a message, what the pod link carries beside the details. Both go in one block of headers, and HTTP/2 clients
+/// take no more than 16 KiB of them: past that the caller would see a broken link in place of the error.
+const LINK_MESSAGE_CHARS_MAX: usize = 100;
 
 /// Named for what the caller should do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -117,11 +122,7 @@ pub struct Error {
 impl Error {
     /// An error of `kind` with a stable `code`.
     pub fn new(kind: ErrorKind, code: &str, message: impl Into<String>) -> Self {
-        let mut message = message.into();
-        if let Some((end, _)) = message.char_indices().nth(MESSAGE_CHARS_MAX) {
-            message.truncate(end);
-            message.push('…');
-        }
+        let message = cut(message.into(), MESSAGE_CHARS_MAX);
         let (code, retryable) = (code.to_owned(), kind.is_retryable());
         Self { kind, code, message, retryable, retry_after_ms: None, offset: None, column: None }
     }
@@ -167,9 +168,17 @@ impl Error {
     /// Blames a column.
     #[must_use]
     pub fn at_column(mut self, column: impl Into<String>) -> Self {
-        self.column = Some(column.into());
+        self.column = Some(cut(column.into(), COLUMN_CHARS_MAX));
         self
     }
+}
+
+fn cut(mut text: String, chars_max: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(chars_max) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 impl From<crate::ids::InvalidName> for Error {
@@ -186,7 +195,7 @@ impl From<crate::ids::InvalidName> for Error {
 impl From<Error> for tonic::Status {
     fn from(error: Error) -> Self {
         let details = serde_json::to_vec(&error).expect("an error is plain text and numbers");
-        Self::with_details(error.kind.grpc_code(), error.message, details.into())
+        Self::with_details(error.kind.grpc_code(), cut(error.message, LINK_MESSAGE_CHARS_MAX), details.into())
     }
 }
 
@@ -218,8 +227,25 @@ mod tests {
     }
 
     #[test]
-    fn long_messages_are_cut() {
-        let error = Error::invalid("x", "é".repeat(5000));
+    fn long_messages_and_columns_are_cut() {
+        let error = Error::invalid("x", "é".repeat(5000)).at_column("é".repeat(5000));
         assert_eq!(error.message.chars().count(), MESSAGE_CHARS_MAX + 1);
+        assert_eq!(error.column.expect("a column").chars().count(), COLUMN_CHARS_MAX + 1);
+    }
+
+    #[test]
+    fn the_longest_error_fits_into_the_headers_of_the_pod_link() {
+        // Four bytes of UTF-8, twelve when percent-encoded; one byte, six in JSON.
+        for worst in ["😀", "\u{1}", "é", "\""] {
+            let error = Error::busy(&"c".repeat(64), worst.repeat(5000), Duration::MAX);
+            let sent = error.at_offset(u64::MAX).at_column(worst.repeat(5000));
+            let status = tonic::Status::from(sent.clone());
+            let mut headers = http::HeaderMap::new();
+            status.add_header(&mut headers).expect("headers");
+            let bytes: usize =
+                headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
+            assert!(bytes < 14 << 10, "{worst:?}: {bytes} bytes");
+            assert_eq!(Error::from(status), sent);
+        }
     }
 }

@@ -30,6 +30,11 @@ const FORBIDDEN_CHARACTERS: &str = " ,;{}()\n\t=";
 const SYSTEM_COLUMNS: &str = "sluice.system_columns";
 /// All properties of our own.
 const OWN_PROPERTIES: [&str; 1] = [SYSTEM_COLUMNS];
+/// Delta's own switches. Some readers cannot open a table at all where one is neither true nor false.
+const APPEND_ONLY: &str = "delta.appendOnly";
+const DELTA_SWITCHES: &str = "delta.enable";
+/// Delta would make such a table, and the pod could not open it.
+const COLUMN_MAPPING: &str = "delta.columnMapping.mode";
 /// Would let Delta forget our watermark transaction, and records would come twice.
 const TRANSACTION_RETENTION: &str = "delta.setTransactionRetentionDuration";
 
@@ -281,7 +286,11 @@ fn check_properties(properties: &BTreeMap<String, String>) -> Result<(), Error> 
                 None => invalid(&format!("unknown; known are {}", OWN_PROPERTIES.join(", "))),
             };
         }
-        if name == SYSTEM_COLUMNS && !matches!(value.as_str(), "true" | "false") {
+        if name.eq_ignore_ascii_case(COLUMN_MAPPING) && value != "none" {
+            return invalid("tables that map their columns cannot be written to yet; leave it out");
+        }
+        let is_switch = name == SYSTEM_COLUMNS || name == APPEND_ONLY || name.starts_with(DELTA_SWITCHES);
+        if is_switch && !matches!(value.as_str(), "true" | "false") {
             return invalid(&format!("expected true or false, got {}", cut(value)));
         }
     }
@@ -408,6 +417,11 @@ mod tests {
         check(a, r#","properties":{"sluice.system_columns":"no"}"#, "invalid_property", "true or false");
         let retention = r#","properties":{"delta.setTransactionRetentionDuration":"interval 1 day"}"#;
         check(a, retention, "invalid_property", "twice");
+        for property in [r#""delta.appendOnly":"1""#, r#""delta.enableChangeDataFeed":"maybe""#] {
+            check(a, &format!(",\"properties\":{{{property}}}"), "invalid_property", "true or false");
+        }
+        let mapping = r#","properties":{"delta.columnMapping.mode":"name"}"#;
+        check(a, mapping, "invalid_property", "map their columns");
         assert_eq!(spec("[]").expect_err("no object").code, "invalid_table_spec");
         let wide: Vec<_> = (0..2001).map(|n| a.replace("\"a\"", &format!("\"c{n}\""))).collect();
         check(&wide.join(","), "", "invalid_schema", "2000");

@@ -174,6 +174,7 @@ fn not_json(error: &simd_json::Error, text: &[u8]) -> Fault {
     }
     let what = match error.error() {
         ErrorType::InvalidUtf8 => "text that is not UTF-8".to_owned(),
+        ErrorType::DepthLimitExceeded => "arrays or objects that are nested too deeply".to_owned(),
         other => format!("{other:?}"),
     };
     let position = match error.index() {
