@@ -21,10 +21,10 @@ use crate::admission::Admission;
 use crate::config::PodConfig;
 use crate::lane::{Lanes, Limits};
 use crate::service::{Peers, PodService};
-use crate::stream::Streams;
 use crate::stream::record::LogEntry;
+use crate::stream::{DETACHED_KEPT, Streams};
 use crate::table::batch::Batch;
-use crate::table::{Tables, TablesConfig};
+use crate::table::{Clock, Tables, TablesConfig};
 use crate::wal::{Replay, Wal, WalConfig, WalError};
 
 /// Groups of the log are cut at this size.
@@ -129,6 +129,8 @@ fn tables_config(config: &PodConfig) -> TablesConfig {
         target_file_bytes: config.target_file_bytes.0,
         memory_bytes: config.memory_bytes.0,
         checkpoint_interval: config.checkpoint_interval,
+        ended_kept: DETACHED_KEPT,
+        clock: Clock::system(),
     }
 }
 

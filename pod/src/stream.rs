@@ -284,8 +284,9 @@ impl Streams {
             let logged = registry.logged.entry(key).or_default();
             *logged = end.max(*logged);
         }
-        drop(registry);
-        stream.table.unfollow(&stream.id, stream.id.is_ephemeral());
+        // Under the registry's lock, as `follow` is: a stream that is just opened again has not ended.
+        let ended = stream.id.is_ephemeral().then_some(end);
+        stream.table.unfollow(&stream.id, ended);
     }
 
     /// Refuses sessions of `stream` older than `session` from now on, waits until what they have in flight is

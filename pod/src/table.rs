@@ -5,10 +5,11 @@
 //! (`table/delta`).
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use futures_util::StreamExt;
@@ -29,6 +30,7 @@ use task::{Budget, OpenTable};
 
 pub mod batch;
 pub mod watermark;
+pub mod ended;
 pub mod delta;
 pub mod parquet;
 pub mod home;
@@ -37,6 +39,32 @@ pub mod task;
 
 /// Pause before storage is asked again at the start.
 const REPLAY_PAUSE: Duration = Duration::from_secs(1);
+
+/// What tells the time by which ended streams are forgotten. A test has its own.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Instant + Send + Sync>);
+
+impl Clock {
+    /// The machine's.
+    pub fn system() -> Self {
+        Self::new(Instant::now)
+    }
+
+    /// One that says what `now` says.
+    pub fn new(now: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    fn now(&self) -> Instant {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Clock").field(&self.now()).finish()
+    }
+}
 
 /// How tables are kept.
 #[derive(Debug, Clone)]
@@ -53,6 +81,11 @@ pub struct TablesConfig {
     pub memory_bytes: u64,
     /// A checkpoint and a checksum are written at each version that is a multiple of this.
     pub checkpoint_interval: u64,
+    /// How long the map keeps an ephemeral stream after its end at least: longer than a gateway may try to send it
+    /// again, since what comes of a stream that is forgotten is held for ever, or doubled.
+    pub ended_kept: Duration,
+    /// By which that is measured.
+    pub clock: Clock,
 }
 
 /// All tables of a pod. Clones share them.
@@ -157,7 +190,9 @@ impl Tables {
             directory: self.directory(name),
             store: Arc::clone(&shared.store),
             delta: shared.delta.clone(),
-            log: shared.wal.log_id(),
+            wal: shared.wal.clone(),
+            ended_kept: shared.config.ended_kept,
+            clock: shared.config.clock.clone(),
             checkpoint_interval: shared.config.checkpoint_interval,
         }
     }
@@ -268,6 +303,7 @@ impl Tables {
         let error = loop {
             match self.open(&name).await {
                 Ok(table) if *table.id() == batch.table_id => {
+                    table.open.replaying(&batch);
                     return table.offer(durable, Arc::new(batch));
                 }
                 Ok(table) => {
@@ -402,10 +438,10 @@ impl Table {
         self.open.follow(stream, progress);
     }
 
-    /// Ends `follow`. `ended`: the stream will send no more. Ended streams are not forgotten yet: their marks stay
-    /// in the map until all logs that ever served the table can say that they are past them.
-    pub fn unfollow(&self, stream: &StreamId, _ended: bool) {
-        self.open.unfollow(stream);
+    /// Ends `follow`. `ended`: the stream will send no more, and all of it before that offset is in the log. A later
+    /// commit takes it out of the map (`ended`), unless another log than this pod's may have runs of the table.
+    pub fn unfollow(&self, stream: &StreamId, ended: Option<u64>) {
+        self.open.unfollow(stream, ended);
     }
 
     /// One more than the highest committed offset of the stream, freshly read from the table; 0 if there is none.

@@ -364,7 +364,13 @@ impl Wal {
         self.shared.tail()
     }
 
-    /// Everything before is released, and gone from the disk.
+    /// The start of the first segment that nothing has been written to: once the log is trimmed to there, all
+    /// that is in it now is gone.
+    pub fn untouched(&self) -> WalPosition {
+        self.shared.untouched()
+    }
+
+    /// Everything before is released, and durably gone from the disk: no start replays it.
     pub fn trimmed(&self) -> WalPosition {
         self.shared.trimmed()
     }

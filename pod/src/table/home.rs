@@ -4,24 +4,29 @@
 //! else commits meanwhile, another pod's home or a foreign writer, makes ours a conflict: the table is read
 //! anew and the runs are judged again. That is also how a commit is recognised whose answer was lost.
 //!
-//! *Owns*: the newest known version and its map, the numbers of maps, conflicts, checkpoints.
-//! *Does not own*: files (the table's task writes them), what is at hand (the task), the rule (`watermark`).
-//! Keeps P2 and P4. Maps are never deleted yet.
+//! *Owns*: the newest known version and its map, the numbers of maps, conflicts, checkpoints, forgetting ended
+//! streams in a commit.
+//! *Does not own*: files (the table's task writes them), what is at hand (the task), the rules (`watermark`, `ended`).
+//! Keeps P2 and P4. Maps are never deleted: each version that can still be read needs its own, and versions are not
+//! cleaned up yet.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 use sluice_shared::error::Error;
-use sluice_shared::ids::{LogId, TableName};
+use sluice_shared::ids::{StreamId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
+use super::Clock;
 use super::delta::{DataFile, Delta, DeltaError, Put, Shape, Version};
+use super::ended::{EndedStreams, Ending};
 use super::watermark::{MapError, RunKey, Verdict, WatermarkMap, judge_all};
+use crate::wal::Wal;
 
 /// Requests that wait for the home at most.
 const MAILBOX: usize = 16;
@@ -82,6 +87,39 @@ enum HomeMessage {
 pub struct HomeHandle {
     messages: mpsc::Sender<HomeMessage>,
     view: watch::Receiver<Arc<View>>,
+    forgetting: Forgetting,
+}
+
+/// The table's ended streams, as those who see streams end and the home share them, and the log that they were in.
+#[derive(Clone)]
+struct Forgetting {
+    ended: Arc<Mutex<EndedStreams>>,
+    wal: Wal,
+    clock: Clock,
+}
+
+impl Forgetting {
+    fn new(config: &HomeConfig) -> Self {
+        let ended = EndedStreams::new(config.wal.log_id(), config.ended_kept);
+        Self { ended: Arc::new(Mutex::new(ended)), wal: config.wal.clone(), clock: config.clock.clone() }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, EndedStreams> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self, stream: &StreamId, end: u64) {
+        let mut ended = self.lock();
+        let (log_end, at) = (self.wal.untouched(), self.clock.now());
+        ended.ended(Ending { stream: stream.clone(), end, log_end, at });
+    }
+
+    /// Takes the streams that are due out of a map that is about to be put. Answers how many.
+    fn forget(&self, map: &mut WatermarkMap) -> usize {
+        let due = self.lock().due(map, self.wal.trimmed(), self.clock.now());
+        due.iter().for_each(|stream| map.forget(stream));
+        due.len()
+    }
 }
 
 /// Where a table is, and who asks.
@@ -96,7 +134,11 @@ pub struct HomeConfig {
     /// The way to Delta.
     pub delta: Delta,
     /// This pod's log.
-    pub log: LogId,
+    pub wal: Wal,
+    /// How long after its end a gateway may still send a stream again.
+    pub ended_kept: Duration,
+    /// By which that is measured.
+    pub clock: Clock,
     /// Versions between checkpoints.
     pub checkpoint_interval: u64,
 }
@@ -109,11 +151,24 @@ impl HomeHandle {
     pub async fn start(config: HomeConfig, scope: &TaskScope) -> Result<Self, HomeError> {
         let mut home = HomeTask::load(config).await?;
         home.register().await?;
+        home.take_over_ended();
+        let forgetting = home.forgetting.clone();
         let (messages, inbox) = mpsc::channel(MAILBOX);
         let (views, view) = watch::channel(Arc::new(home.view.clone()));
         let stop = scope.clone();
         scope.spawn("table home", async move { home.run(inbox, views, stop).await });
-        Ok(Self { messages, view })
+        Ok(Self { messages, view, forgetting })
+    }
+
+    /// An ephemeral stream has ended: all of it before `end` is in the pod's log, and nothing else of it will be.
+    /// A later commit forgets it.
+    pub fn ended(&self, stream: &StreamId, end: u64) {
+        self.forgetting.ended(stream, end);
+    }
+
+    /// An ephemeral stream is opened, perhaps again after it had ended: it is not forgotten meanwhile.
+    pub fn opened(&self, stream: &StreamId) {
+        self.forgetting.lock().reopened(stream);
     }
 
     /// The newest known version.
@@ -163,6 +218,7 @@ struct HomeTask {
     highest: u64,
     /// Version of the last checkpoint that was due.
     checkpointed: u64,
+    forgetting: Forgetting,
 }
 
 impl HomeTask {
@@ -208,16 +264,25 @@ impl HomeTask {
             }
         };
         let (highest, checkpointed) = (map.number, version.number());
-        Ok(Self { config, view: View { version, map }, highest, checkpointed })
+        let forgetting = Forgetting::new(&config);
+        Ok(Self { config, view: View { version, map }, highest, checkpointed, forgetting })
+    }
+
+    /// Which streams had ended was known to the pod's former life alone. Whatever is in the map now is taken for
+    /// ended until it is opened: its gateway comes back within the time that ended streams are kept anyway, or never.
+    fn take_over_ended(&self) {
+        let ephemeral = self.view.map.streams().filter(|(stream, _)| stream.is_ephemeral());
+        ephemeral.for_each(|(stream, mark)| self.forgetting.ended(stream, mark.next));
     }
 
     /// A log registers before its first durable run, so that streams are not forgotten while it may hold their
     /// runs. It is also the table's first map, which holds no stream: losing it loses nothing.
     async fn register(&mut self) -> Result<(), HomeError> {
         let mut tries = 0;
-        while !self.view.map.logs.contains(&self.config.log) {
+        let log = self.config.wal.log_id();
+        while !self.view.map.logs.contains(&log) {
             let mut map = self.view.map.successor(0, Uuid::new_v4(), std::collections::HashMap::new());
-            map.logs.insert(self.config.log);
+            map.logs.insert(log);
             self.put(map, &[]).await?;
             tries += 1;
             self.pause(tries).await;
@@ -237,8 +302,11 @@ impl HomeTask {
             if changes.is_empty() {
                 return Ok(CommitOutcome::Committed(self.view.clone()));
             }
-            let map = self.view.map.successor(0, Uuid::new_v4(), changes);
+            let mut map = self.view.map.successor(0, Uuid::new_v4(), changes);
+            let forgotten = self.forgetting.forget(&mut map);
             if self.put(map, &request.files).await? {
+                let streams = self.view.map.streams().len();
+                tracing::debug!(table = %self.config.name, streams, forgotten, "committed");
                 return Ok(CommitOutcome::Committed(self.view.clone()));
             }
             tries += 1;

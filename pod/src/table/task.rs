@@ -206,8 +206,16 @@ impl OpenTable {
         }
     }
 
+    /// The streams of a batch from the old life's log are taken for ended until they are opened again.
+    pub(super) fn replaying(&self, batch: &Batch) {
+        for run in batch.runs.iter().filter(|run| run.stream.is_ephemeral()) {
+            self.home.ended(&run.stream, run.offsets.end);
+        }
+    }
+
     pub(super) fn follow(&self, stream: &StreamId, progress: Arc<StreamProgress>) {
         lock(&self.followers).insert(stream.clone(), Arc::clone(&progress));
+        self.home.opened(stream);
         let view = self.home.view();
         progress.committed(view.map.next(stream), view.version.number());
         if let Some(error) = self.stopped() {
@@ -215,8 +223,11 @@ impl OpenTable {
         }
     }
 
-    pub(super) fn unfollow(&self, stream: &StreamId) {
+    pub(super) fn unfollow(&self, stream: &StreamId, ended: Option<u64>) {
         lock(&self.followers).remove(stream);
+        if let Some(end) = ended {
+            self.home.ended(stream, end);
+        }
     }
 
     fn tell(&self, view: &View) {

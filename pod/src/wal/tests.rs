@@ -526,7 +526,9 @@ async fn segments_are_recycled_in_order_once_released() {
         Ok(())
     };
     let wal = open_with_faults(config(dir.path()), faults, no_failure());
+    assert_eq!(wal.untouched(), WalPosition { segment: 0, offset: 0 });
     let oldest = put(&wal, payload(0, 100)).await;
+    assert_eq!(wal.untouched(), WalPosition { segment: 1, offset: 0 });
     let mut held = Vec::new();
     while wal.tail().segment < 4 {
         held.push(put(&wal, payload(1, 8_000)).await);
@@ -565,6 +567,7 @@ async fn replayed_entries_are_kept_until_released() {
         durable.release();
     }
     eventually("trimming", || wal.trimmed().segment == wal.tail().segment);
+    assert_eq!(wal.trimmed(), wal.untouched(), "all that the log had is gone");
     wal.close().await;
     let (wal, found) = open(config(dir.path())).expect("opens");
     assert!(found.is_empty());

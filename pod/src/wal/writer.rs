@@ -349,6 +349,15 @@ impl Shared {
         self.lock().tail()
     }
 
+    pub(super) fn untouched(&self) -> WalPosition {
+        let state = self.lock();
+        let segment = match &state.active {
+            Some(active) => active.file.number + u64::from(active.offset > BLOCK as u64),
+            None => state.upcoming(),
+        };
+        WalPosition { segment, offset: 0 }
+    }
+
     pub(super) fn trimmed(&self) -> WalPosition {
         let state = self.lock();
         let oldest = state.live.first_key_value().map(|(number, _)| *number);

@@ -20,13 +20,15 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use sluice_pod::stream::progress::StreamProgress;
 use sluice_pod::table::batch::{Batch, Reason, Refusal, Run};
-use sluice_pod::table::{Table, Tables, TablesConfig};
-use sluice_pod::wal::{Wal, WalConfig};
+use sluice_pod::table::{Clock, Table, Tables, TablesConfig};
+use sluice_pod::wal::{Replay, Wal, WalConfig};
 use sluice_shared::error::ErrorKind;
 use sluice_shared::ids::{OffsetRange, SessionId, StreamId, TableName};
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use sluice_shared::table::TableSpec;
 use tempfile::TempDir;
+
+mod forget;
 
 /// How long a test waits for what must happen.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -36,7 +38,8 @@ struct Pod {
     wal: Wal,
     scope: TaskScope,
     root: PathBuf,
-    _log: TempDir,
+    /// Where the pod's log is its own.
+    _log: Option<TempDir>,
 }
 
 impl Pod {
@@ -46,16 +49,27 @@ impl Pod {
 
     fn with(root: &Path, change: impl FnOnce(&mut TablesConfig)) -> Self {
         let log = TempDir::new().expect("a directory");
+        let (mut pod, _) = Self::on_log(root, log.path(), 1 << 20, change);
+        pod._log = Some(log);
+        pod
+    }
+
+    fn on_log(
+        root: &Path,
+        log: &Path,
+        segment_bytes: u64,
+        change: impl FnOnce(&mut TablesConfig),
+    ) -> (Self, Replay) {
         let wal = WalConfig {
-            dir: log.path().to_owned(),
+            dir: log.to_owned(),
             owner: "pod-1".parse().expect("valid"),
-            segment_bytes: 1 << 20,
+            segment_bytes,
             bytes_max: 64 << 20,
-            group_bytes_max: 1 << 20,
+            group_bytes_max: segment_bytes,
             direct_io: false,
             accept_loss: false,
         };
-        let (wal, _) = Wal::open(wal, Box::new(|_| {})).expect("a new log");
+        let (wal, replay) = Wal::open(wal, Box::new(|_| {})).expect("a whole log");
         let scope = TaskScope::new(OnPanic::EndProcess);
         let mut config = TablesConfig {
             root: root.to_owned(),
@@ -64,10 +78,12 @@ impl Pod {
             target_file_bytes: 8 << 20,
             memory_bytes: 64 << 20,
             checkpoint_interval: 100,
+            ended_kept: Duration::from_secs(3_600),
+            clock: Clock::system(),
         };
         change(&mut config);
         let tables = Tables::new(config, wal.clone(), scope.clone()).expect("a new root");
-        Self { tables, wal, scope, root: root.to_owned(), _log: log }
+        (Self { tables, wal, scope, root: root.to_owned(), _log: None }, replay)
     }
 
     async fn create(&self, columns: Vec<Field>, partition_columns: &[&str]) -> Table {
