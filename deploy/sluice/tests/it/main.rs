@@ -15,6 +15,7 @@ mod names;
 mod specs;
 mod infer;
 mod records;
+mod bounds;
 mod frames;
 mod partitions;
 mod arrow;
