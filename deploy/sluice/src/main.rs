@@ -3,8 +3,11 @@
 //! *Owns*: the command line.
 //! *Does not own*: what the commands do.
 
+#![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic when nobody reads: use `print`")]
+
 mod config;
 mod http;
+mod print;
 mod send;
 mod tables;
 mod up;
@@ -44,7 +47,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: cannot start threads: {error}");
+            print::note(format_args!("error: cannot start threads: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -63,7 +66,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            print::note(format_args!("error: {error:#}"));
             ExitCode::from(2)
         }
     }

@@ -22,7 +22,7 @@ use sluice_client::{Client, Encoding, Stream, Summary, UnknownFields};
 use sluice_shared::ids::TableName;
 use tokio::sync::mpsc;
 
-use crate::http;
+use crate::{http, print};
 use display::Counts;
 use input::{Format, Input, Piece};
 
@@ -121,7 +121,7 @@ pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
         outcome = Box::pin(sender.send_all(pieces)) => outcome.with_context(|| format!("sending to {table}"))?,
         () = shown, if !is_quiet => unreachable!("it shows until it is dropped"),
     };
-    Ok(report(&counts, &summaries, skipped, wait))
+    report(&counts, &summaries, skipped, wait)
 }
 
 type Pieces = mpsc::Receiver<Result<Piece>>;
@@ -257,10 +257,10 @@ impl Sender {
         let stream = Box::pin(builder.open()).await.with_context(|| label.clone())?;
         let skip = if self.args.file.is_some() { stream.next_offset() } else { 0 };
         if skip > 0 && !self.args.quiet {
-            eprintln!(
+            print::note(format_args!(
                 "{label} already holds {skip} records: as many are skipped at the start of its input \
                  (to send them again, use another --name)"
-            );
+            ));
         }
         self.counts.add_stream(stream.next_offset(), stream.progress());
         Ok(Lane { stream, label, skip, waiting: Vec::new(), waiting_rows: 0 })
@@ -281,18 +281,21 @@ impl Lane {
 }
 
 /// Prints what became of the records.
-fn report(counts: &Counts, summaries: &[Summary], skipped: u64, wait: Wait) -> ExitCode {
+fn report(counts: &Counts, summaries: &[Summary], skipped: u64, wait: Wait) -> Result<ExitCode> {
     let rejects = counts.rejects();
     for (stream, rejected) in &rejects.first {
         let column = rejected.column.as_ref().map_or_else(String::new, |column| format!(", column {column}"));
-        eprintln!("rejected: {stream}, offset {}{column}: {}", rejected.offset, rejected.message);
+        print::note(format_args!(
+            "rejected: {stream}, offset {}{column}: {}",
+            rejected.offset, rejected.message
+        ));
     }
     let more = rejects.count - rejects.first.len() as u64;
     if more > 0 {
-        eprintln!("rejected: and {more} more");
+        print::note(format_args!("rejected: and {more} more"));
     }
-    println!("{}", summary_line(counts.records(), rejects.count, skipped, summaries, wait));
-    if rejects.count > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    print::answer(summary_line(counts.records(), rejects.count, skipped, summaries, wait))?;
+    Ok(if rejects.count > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn summary_line(sent: u64, rejected: u64, skipped: u64, summaries: &[Summary], wait: Wait) -> String {

@@ -18,6 +18,7 @@ use sluice_shared::lifecycle::terminated;
 use sluice_shared::link::{self, PodAddress};
 
 use crate::config::Config;
+use crate::print;
 
 /// How long producers have to finish when the gateway drains.
 const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
@@ -101,11 +102,11 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     }
     let gateway = Gateway::start(config.gateway, addresses).await?;
     let address = gateway.address();
-    println!("sluice is up: {} pod(s) in this process", pods.len());
-    println!("  producers   ws://{address}/v1/tables/TABLE/stream");
-    println!("  tables      http://{address}/v1/tables");
-    println!("  data        {}", args.data.display());
-    println!("Ctrl-C drains: everything accepted is committed before the exit.");
+    print::answer(format_args!("sluice is up: {} pod(s) in this process", pods.len()))?;
+    print::answer(format_args!("  producers   ws://{address}/v1/tables/TABLE/stream"))?;
+    print::answer(format_args!("  tables      http://{address}/v1/tables"))?;
+    print::answer(format_args!("  data        {}", args.data.display()))?;
+    print::answer("Ctrl-C drains: everything accepted is committed before the exit.")?;
     run_until_signal(async move {
         gateway.drain(GATEWAY_DRAIN).await;
         futures_util::future::join_all(pods.into_iter().map(Pod::drain)).await;
@@ -126,7 +127,7 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
         "a gateway needs a pod: give --pod ID=HOST:PORT, or [[gateway.pods]] in the file"
     );
     let gateway = Gateway::start(config, pods).await?;
-    println!("gateway listens on ws://{}", gateway.address());
+    print::answer(format_args!("gateway listens on ws://{}", gateway.address()))?;
     run_until_signal(async move { gateway.drain(GATEWAY_DRAIN).await }).await
 }
 
@@ -142,7 +143,7 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     }
     let pod = Pod::start(config, Listen::Tcp, &pod_addresses(&args.peers)?).await?;
     if let Some(address) = pod.address() {
-        println!("pod {} listens on {address}", pod.id());
+        print::answer(format_args!("pod {} listens on {address}", pod.id()))?;
     }
     run_until_signal(pod.drain()).await
 }
@@ -170,7 +171,7 @@ fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
 /// committed at the next start.
 async fn run_until_signal(drain: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
     terminated().await.context("cannot wait for signals")?;
-    eprintln!("draining: once more to end at once (what is durable is then committed at the next start)");
+    print::note("draining: once more to end at once (what is durable is then committed at the next start)");
     tokio::select! {
         biased; // a drain that is done needs no hurry
         () = drain => Ok(ExitCode::SUCCESS),

@@ -11,6 +11,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use sluice_client::{Progress, Rejected};
 use tokio::time::Instant;
 
+use crate::print;
+
 /// Rejected records that are named; more are counted.
 pub(crate) const REJECTED_SHOWN_MAX: usize = 20;
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -94,7 +96,7 @@ pub(crate) async fn show(counts: Arc<Counts>) {
             bar.set_message(line);
             bar.tick();
         } else {
-            eprintln!("{line}");
+            print::note(line);
         }
     }
 }
