@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use arrow::array::RecordBatch;
@@ -62,6 +63,9 @@ pub(crate) struct SendArgs {
     /// What to wait for at the end.
     #[arg(long, value_enum, default_value_t = Wait::Committed)]
     wait: Wait,
+    /// Seconds to go on trying to reach a gateway after a lost connection, as long as nothing moves.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    give_up_after: u64,
     /// Show no progress.
     #[arg(long)]
     quiet: bool,
@@ -246,6 +250,7 @@ impl Sender {
         };
         let (counts, of) = (Arc::clone(&self.counts), label.clone());
         let mut builder = self.client.stream(&self.args.table).unknown_fields(unknown);
+        builder = builder.give_up_after(Duration::from_secs(self.args.give_up_after));
         builder = builder.on_rejected(move |rejected| counts.reject(&of, rejected));
         builder = match &self.schema {
             Some(schema) => builder.schema(Arc::clone(schema)),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use sluice_client::{Progress, Rejected};
+use sluice_client::{Progress, Reconnecting, Rejected};
 use tokio::time::Instant;
 
 use crate::print;
@@ -64,21 +64,36 @@ impl Counts {
 
     fn line(&self, elapsed: Duration) -> String {
         let (mut durable, mut committed) = (0, 0);
+        let mut outages = Vec::new();
         for (first, progress) in self.streams.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let from_first =
                 |offset: Option<u64>| offset.map_or(0, |offset| (offset + 1).saturating_sub(*first));
             durable += from_first(progress.durable());
             committed += from_first(progress.committed().map(|committed| committed.offset));
+            outages.extend(progress.reconnecting());
         }
         let megabytes = self.bytes.load(Ordering::Relaxed) as f64 / 1e6;
         let rate = megabytes / elapsed.as_secs_f64().max(0.001);
         let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).count;
         let rejected = if rejected > 0 { format!(", {rejected} rejected") } else { String::new() };
         format!(
-            "{} records sent, {rate:.1} MB/s, {durable} durable, {committed} committed{rejected}",
-            self.records()
+            "{} records sent, {rate:.1} MB/s, {durable} durable, {committed} committed{rejected}{}",
+            self.records(),
+            outage_text(&outages)
         )
     }
+}
+
+/// What is said of streams that have no connection: of the one that gives up first.
+fn outage_text(outages: &[Reconnecting]) -> String {
+    let Some(first) = outages.iter().min_by_key(|outage| outage.gives_up_in) else { return String::new() };
+    let streams = if outages.len() > 1 { format!(" of {} streams", outages.len()) } else { String::new() };
+    format!(
+        "; connection{streams} lost for {} s, trying again, giving up in {} s: {}",
+        first.lasts.as_secs(),
+        first.gives_up_in.as_secs(),
+        first.last
+    )
 }
 
 /// Shows the counts until it is dropped.
