@@ -57,8 +57,14 @@ fn main() -> ExitCode {
             Command::Up(args) => up::up(config, args).await,
             Command::Gateway(args) => up::gateway(config, args).await,
             Command::Pod(args) => up::pod(config, args).await,
-            Command::Send(args) => send::run(args).await,
-            Command::Tables(args) => tables::run(args).await,
+            Command::Send(args) => {
+                config::Config::check_environment()?;
+                send::run(args).await
+            }
+            Command::Tables(args) => {
+                config::Config::check_environment()?;
+                tables::run(args).await
+            }
         }
     });
     // A thread that waits for standard input must not hold up the exit.

@@ -34,8 +34,8 @@ impl Up {
         let dir = tempfile::tempdir().expect("temporary directory");
         let mut command = sluice(&["up", "--listen", "127.0.0.1:0", "--data"]);
         let log = File::create(dir.path().join("log")).expect("created");
-        let mut child = command.arg(dir.path().join("data")).args(args).stdout(Stdio::piped()).stderr(log);
-        let mut child = child.spawn().expect("starts");
+        command.arg(dir.path().join("data")).args(args).stdout(Stdio::piped()).stderr(log);
+        let mut child = command.spawn().expect("starts");
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
         let url = lines.find_map(|line| {
             let at = line.find("ws://")?;
@@ -88,4 +88,74 @@ fn output_that_nobody_reads_is_no_failure() {
     let (status, _, error) = run(sluice(&["tables", "--url", &up.url]).stdout(full));
     assert_eq!(status, 2);
     assert!(error.contains("cannot write to standard output"), "{error}");
+}
+
+#[test]
+fn a_variable_that_sets_nothing_is_refused_by_every_command() {
+    for command in [&["up", "--listen", "127.0.0.1:0"][..], &["send", "t"], &["tables"]] {
+        let (status, _, error) = run(sluice(command).env("SLUICE_POD_SEGMENT_BYTES", "64MiB"));
+        assert_eq!(status, 2, "{command:?}: {error}");
+        assert!(error.contains("did you mean `SLUICE_POD__SEGMENT_BYTES`?"), "{error}");
+    }
+}
+
+#[test]
+fn nothing_is_made_for_an_address_that_cannot_be_had() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let data = dir.path().join("data").display().to_string();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+    let taken = taken.local_addr().expect("bound").to_string();
+    for command in ["up", "pod"] {
+        for (listen, advice) in
+            [("foo", "expected HOST:PORT"), (&taken, "give another address with --listen")]
+        {
+            let (status, _, error) = run(&mut sluice(&[command, "--data", &data, "--listen", listen]));
+            assert_eq!(status, 2, "{error}");
+            assert!(error.contains(advice), "{error}");
+            assert!(
+                !fs::exists(&data).expect("looked up"),
+                "{command} --listen {listen} made its data directory"
+            );
+        }
+    }
+}
+
+#[test]
+fn up_heeds_the_file_or_refuses_its_key_by_name() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let file = dir.path().join("sluice.toml").display().to_string();
+    fs::write(&file, "[pod]\nauto_create = false\n").expect("written");
+    let send = |up: &Up| up.run(&["send", "t", &up.file("one.ndjson", "{\"n\":1}\n")]);
+    let (status, _, error) = send(&Up::start(&["--config", &file]));
+    assert_eq!(status, 2, "{error}");
+    assert!(error.contains("there is no table main.default.t"), "{error}");
+    assert!(error.contains("--auto-create"), "{error}");
+    for flag in [&["--auto-create"][..], &["--auto-create", "true"]] {
+        let (status, _, error) = send(&Up::start(&[flag, &["--config", &file]].concat()));
+        assert_eq!(status, 0, "a flag beats the file: {error}");
+    }
+    for (text, key) in [
+        ("[pod]\nid = 'a'", "pod.id"),
+        ("[pod]\nwal_dir = 'data'", "pod.wal_dir"),
+        ("[pod]\ntables_dir = 'data'", "pod.tables_dir"),
+        ("[pod]\nlisten = '127.0.0.1:1'", "pod.listen"),
+        ("[[gateway.pods]]\nid = 'a'\naddress = 'a:1'", "gateway.pods"),
+    ] {
+        fs::write(&file, text).expect("written");
+        let data = dir.path().join("data").display().to_string();
+        let (status, _, error) =
+            run(&mut sluice(&["up", "--listen", "127.0.0.1:0", "--config", &file, "--data", &data]));
+        assert_eq!(status, 2, "{error}");
+        assert!(error.contains(key) && error.contains("remove the key"), "{error}");
+    }
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_made_is_told_with_the_flag() {
+    for command in ["up", "pod"] {
+        let (status, _, error) = run(&mut sluice(&[command, "--listen", "127.0.0.1:0", "--data", "/proc/x"]));
+        assert_eq!(status, 2);
+        let expected = "cannot make the data directory /proc/x: name one with --data DIR";
+        assert!(error.contains(expected), "{error}");
+    }
 }
