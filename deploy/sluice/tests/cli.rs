@@ -159,3 +159,91 @@ fn a_data_directory_that_cannot_be_made_is_told_with_the_flag() {
         assert!(error.contains(expected), "{error}");
     }
 }
+
+/// The table as JSON.
+fn described(up: &Up, table: &str) -> serde_json::Value {
+    let (status, text, error) = up.run(&["tables", table]);
+    assert_eq!(status, 0, "{error}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn a_csv_cell_that_does_not_fit_is_named_by_line_column_and_value_and_the_others_go_on() {
+    let up = Up::start(&[]);
+    let first = up.file("first.csv", "n,at,note\n1,2026-01-01 00:00:00.000000Z,a\n2,,\n");
+    let (status, summary, error) = up.run(&["send", "t", &first]);
+    assert_eq!((status, error.as_str()), (0, ""), "{summary}");
+    let columns = described(&up, "t")["spec"]["schema"]["fields"].to_string();
+    assert!(columns.contains(r#""name":"at","nullable":true,"type":"timestamp""#), "{columns}");
+    let second = up.file(
+        "second.csv",
+        "note,n,at\n\"two\nlines\",3,2026-01-01 00:00:00Z\n\nx,many,2026-01-01T00:00:00Z\ny,5\nz,6,soon\n0123,7,\n",
+    );
+    let (status, summary, error) = up.run(&["send", "t", &second, "--name", "a"]);
+    assert_eq!(status, 1, "{error}");
+    let expected = [
+        format!("rejected: {second}, line 5, column n: expected an integer (int64), got \"many\""),
+        format!(
+            "rejected: {second}, line 6: expected an object, got \"a row of 2 cells, where the header has"
+        ),
+        format!(
+            "rejected: {second}, line 7, column at: expected YYYY-MM-DDThh:mm:ss[.ffffff] with Z or an offset"
+        ),
+    ];
+    for (line, expected) in error.lines().zip(&expected) {
+        assert!(line.starts_with(expected), "{line}\nis not\n{expected}");
+    }
+    assert_eq!(error.lines().count(), 3, "{error}");
+    assert!(summary.starts_with("sent 5 records: 2 in the table (version "), "{summary}");
+    assert!(summary.ends_with("), 3 rejected\n"), "{summary}");
+    assert_eq!(described(&up, "t")["rows"], 4);
+    let (status, summary, error) = up.run(&["send", "t", &second, "--name", "a"]);
+    assert_eq!(status, 0, "what is there is skipped: {error}");
+    assert!(summary.contains("5 were there before"), "{summary}");
+}
+
+#[test]
+fn rejected_records_are_named_by_their_line_whichever_stream_they_are_in() {
+    let up = Up::start(&[]);
+    up.run(&["send", "t", &up.file("first.ndjson", "{\"o\":\"a\",\"n\":1}\n")]);
+    let lines =
+        "{\"o\":\"a\",\"n\":2}\n\n{\"o\":\"b\",\"n\":\"x\"}\n{\"o\":\"a\",\"n\":\"y\"}\n{\"o\":\"b\"\n";
+    let file = up.file("second.ndjson", lines);
+    let (status, _, error) = up.run(&["send", "t", &file, "--stream-by", "o"]);
+    assert_eq!(status, 1, "{error}");
+    for expected in ["line 3, column n: ", "line 4, column n: ", "line 5: not a JSON object"] {
+        assert!(error.contains(&format!("rejected: {file}, {expected}")), "{expected}: {error}");
+    }
+    let array = up.file("array.json", "[\n  {\"n\": 3},\n  {\n    \"n\": \"z\"\n  }\n]\n");
+    let (status, summary, error) = up.run(&["send", "t", &array]);
+    assert_eq!(status, 1, "{error}");
+    assert!(error.contains(&format!("rejected: {array}, line 3, column n: ")), "{error}");
+    assert!(summary.starts_with("sent 2 records: 1 in the table"), "{summary}");
+}
+
+#[test]
+fn an_input_without_records_says_that_no_table_was_made() {
+    let up = Up::start(&[]);
+    for name in ["empty.ndjson", "empty.csv", "empty.json"] {
+        let file = up.file(name, "");
+        let (status, said, error) = up.run(&["send", "t", &file]);
+        assert_eq!(status, 0, "{error}");
+        assert_eq!(said, "no records: table main.default.t does not exist and was not made\n");
+    }
+    up.run(&["send", "t", &up.file("one.ndjson", "{\"n\":1}\n")]);
+    let (_, said, _) = up.run(&["send", "t", &up.file("header.csv", "n\n")]);
+    assert_eq!(said, "no records: table main.default.t is as it was\n");
+}
+
+#[test]
+fn a_header_that_the_table_does_not_have_is_refused_before_anything_is_sent() {
+    let up = Up::start(&[]);
+    up.run(&["send", "t", &up.file("one.ndjson", "{\"n\":1}\n")]);
+    let file = up.file("more.csv", "n,extra\n2,x\n");
+    let (status, _, error) = up.run(&["send", "t", &file]);
+    assert_eq!(status, 2, "{error}");
+    assert!(error.contains("column \"extra\", which the table does not have (it has n)"), "{error}");
+    let (status, _, error) = up.run(&["send", "t", &file, "--unknown", "ignore"]);
+    assert_eq!(status, 0, "{error}");
+    assert_eq!(described(&up, "t")["rows"], 2);
+}

@@ -3,6 +3,7 @@
 //! *Owns*: counting across streams, drawing on standard error.
 //! *Does not own*: the final summary.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -31,8 +32,25 @@ pub(crate) struct Counts {
 #[derive(Default, Clone)]
 pub(crate) struct Rejects {
     pub(crate) count: u64,
-    /// The first of them, with their streams.
-    pub(crate) first: Vec<(String, Rejected)>,
+    /// The first of them.
+    pub(crate) first: Vec<Refusal>,
+}
+
+/// A rejected record.
+#[derive(Debug, Clone)]
+pub(crate) struct Refusal {
+    /// Where it stands in the input.
+    pub(crate) place: String,
+    /// Why it was rejected.
+    pub(crate) rejected: Rejected,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rejected { column, message, .. } = &self.rejected;
+        let column = column.as_ref().map_or_else(String::new, |column| format!(", column {column}"));
+        write!(f, "rejected: {}{column}: {message}", self.place)
+    }
 }
 
 impl Counts {
@@ -46,11 +64,11 @@ impl Counts {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn reject(&self, stream: &str, rejected: Rejected) {
+    pub(crate) fn reject(&self, refusal: Refusal) {
         let mut rejects = self.rejected.lock().unwrap_or_else(PoisonError::into_inner);
         rejects.count += 1;
         if rejects.first.len() < REJECTED_SHOWN_MAX {
-            rejects.first.push((stream.to_owned(), rejected));
+            rejects.first.push(refusal);
         }
     }
 
