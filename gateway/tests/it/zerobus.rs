@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use sluice_gateway::{Gateway, GatewayConfig};
+use sluice_gateway::Gateway;
 use sluice_shared::error::Error;
 use sluice_shared::proto::zerobus::ephemeral_stream_request::Payload as Ask;
 use sluice_shared::proto::zerobus::ephemeral_stream_response::Payload as Answer;
@@ -173,16 +173,15 @@ async fn a_failed_open_is_told_at_once_and_a_passing_failure_later_is_told_late(
     let pod = FakePod::start("pod-1");
     let missing = Error::not_found("table_not_found", "no such table");
     pod.tell(|memory| memory.open_failures.push_back(missing));
-    let hasty =
-        |config: &mut GatewayConfig| (config.unavailable_timeout_ms, config.open_timeout_ms) = (1, 100);
-    let gateway = gateway_with(&[&pod], hasty).await;
+    let gateway = gateway_with(&[&pod], |config| config.unavailable_timeout_ms = 1).await;
     let mut call = Call::begin(&gateway, None).await.expect("headers");
     call.send(Ask::CreateStream(create())).await;
     assert_eq!(call.failure().await.code(), Code::NotFound);
     let mut call = Call::open(&gateway).await;
     call.record(0, "{}").await;
     assert_eq!(call.acked().await, 0);
-    pod.kill();
+    let starting = || Error::unavailable("starting", "replaying the log");
+    pod.tell(|memory| memory.open_failures = (0..1000).map(|_| starting()).collect());
     pod.break_call().await;
     let lost_at = tokio::time::Instant::now();
     assert_eq!(call.failure().await.code(), Code::Unavailable);
