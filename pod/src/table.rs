@@ -31,6 +31,7 @@ use task::{Budget, OpenTable};
 pub mod batch;
 pub mod watermark;
 pub mod ended;
+mod directory;
 pub mod delta;
 pub mod parquet;
 pub mod home;

@@ -37,6 +37,8 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use sluice_shared::ids::{TableId, TableVersion};
 use sluice_shared::table::TableSpec;
 
+use super::directory;
+
 /// The application transaction that names a version's watermark map.
 const TRANSACTION: &str = "sluice.watermarks";
 /// What stands in `commitInfo.engineInfo`.
@@ -103,7 +105,7 @@ impl Shape {
             let values = values.map(|(name, column)| Ok((name.clone(), scalar(column, row)?)));
             builder = builder.with_partition_values(values.collect::<Result<HashMap<_, _>, DeltaError>>()?);
         }
-        Ok(Place { context: builder.build()? })
+        Ok(Place::new(builder.build()?))
     }
 }
 
@@ -116,9 +118,20 @@ impl fmt::Debug for Shape {
 /// A directory of the table, and what is known of the files in it.
 pub struct Place {
     context: BoundWriteContext,
+    /// Below the table's root, URL-encoded. Chosen once: the kernel can make up another one each time it is asked.
+    directory: String,
+    /// Whether its name tells the values of all partition columns.
+    pub tells_values: bool,
 }
 
 impl Place {
+    fn new(context: BoundWriteContext) -> Self {
+        let (directory, root) = (context.write_dir(), context.table_root_dir().path());
+        let below = directory.path().strip_prefix(root).expect("a directory of the table");
+        let directory = directory::bounded(below).into_owned();
+        Self { tells_values: directory::tells_values(&directory), context, directory }
+    }
+
     /// Statistics of a file that goes here.
     pub fn stats(&self) -> FileStats {
         FileStats(FileStatsAccumulator::new(
@@ -132,9 +145,9 @@ impl Place {
     /// # Errors
     /// Where the directory is no path.
     pub fn path(&self, name: &str) -> Result<Path, DeltaError> {
-        let directory = self.context.write_dir();
-        let path = Path::from_url_path(directory.path()).map_err(object_store::Error::from)?;
-        Ok(path.join(name))
+        let root = self.context.table_root_dir().path();
+        let path = Path::from_url_path(format!("{root}{}{name}", self.directory));
+        Ok(path.map_err(object_store::Error::from)?)
     }
 
     /// A file that has been written here.
@@ -142,8 +155,8 @@ impl Place {
     /// # Errors
     /// Where its statistics cannot be made.
     pub fn file(&self, name: &str, bytes: u64, stats: FileStats) -> Result<DataFile, DeltaError> {
-        let directory = self.context.write_dir();
-        let url = directory.join(name).map_err(KernelError::from)?;
+        let url = self.context.table_root_dir().join(&format!("{}{name}", self.directory));
+        let url = url.map_err(KernelError::from)?;
         let modified_ms = sluice_shared::lifecycle::now_us() / 1000;
         let Some(stats) = stats.0.finish()? else {
             return Err(KernelError::generic("a file without rows").into());

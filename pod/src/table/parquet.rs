@@ -347,10 +347,14 @@ struct FileWriter {
     place: Place,
     stats: FileStats,
     writer: ArrowWriter<Vec<u8>>,
+    /// Which columns statistics are taken of.
+    file_indices: Arc<[usize]>,
 }
 
 impl FileWriter {
-    fn new(shape: &Shape, place: Place) -> Result<Self, EncodeError> {
+    /// Where the directory does not tell the partition values the file has them too: other readers than those that
+    /// go by paths alone are to pass over them.
+    fn new(shape: &Shape, place: Place, file_indices: Arc<[usize]>) -> Result<Self, EncodeError> {
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
             .set_statistics_enabled(EnabledStatistics::Chunk)
@@ -358,14 +362,16 @@ impl FileWriter {
             .set_created_by(concat!("sluice ", env!("CARGO_PKG_VERSION")).to_owned())
             .build();
         let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
-        let writer = ArrowWriter::try_new_with_options(Vec::new(), Arc::clone(&shape.file_schema), options)?;
+        let schema = if place.tells_values { &shape.file_schema } else { &shape.schema };
+        let writer = ArrowWriter::try_new_with_options(Vec::new(), Arc::clone(schema), options)?;
         let name = format!("part-{}.parquet", uuid::Uuid::now_v7());
-        Ok(Self { name, stats: place.stats(), place, writer })
+        Ok(Self { name, stats: place.stats(), place, writer, file_indices })
     }
 
     fn write(&mut self, rows: &RecordBatch) -> Result<(), EncodeError> {
-        self.stats.merge(rows)?;
-        Ok(self.writer.write(rows)?)
+        let in_file = rows.project(&self.file_indices)?;
+        self.stats.merge(&in_file)?;
+        Ok(self.writer.write(if self.place.tells_values { &in_file } else { rows })?)
     }
 
     fn finish(self) -> Result<Encoded, EncodeError> {
@@ -379,7 +385,7 @@ impl FileWriter {
 struct Files<'a> {
     shape: &'a Shape,
     partition_indices: Vec<usize>,
-    file_indices: Vec<usize>,
+    file_indices: Arc<[usize]>,
     keys: Option<RowConverter>,
     open: HashMap<Box<[u8]>, FileWriter>,
 }
@@ -434,10 +440,11 @@ impl<'a> Files<'a> {
         let file = match self.open.entry(key) {
             std::collections::hash_map::Entry::Occupied(open) => open.into_mut(),
             std::collections::hash_map::Entry::Vacant(vacant) => {
-                vacant.insert(FileWriter::new(self.shape, self.shape.place(columns, row)?)?)
+                let place = self.shape.place(columns, row)?;
+                vacant.insert(FileWriter::new(self.shape, place, Arc::clone(&self.file_indices))?)
             }
         };
-        file.write(&rows.project(&self.file_indices)?)
+        file.write(rows)
     }
 
     fn finish(self) -> Result<Vec<Encoded>, EncodeError> {

@@ -738,3 +738,31 @@ async fn a_table_is_made_once_and_a_difference_is_named() {
     assert!(error.message.contains("setTransactionRetentionDuration"), "{error}");
     pod.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_with_made_up_directories_names_its_files_where_they_are() {
+    let root = TempDir::new().expect("a directory");
+    let columns = || vec![Field::new("n", DataType::Int64, false), Field::new("p", DataType::Utf8, true)];
+    let first = Pod::new(root.path());
+    first.create(columns(), &["p"]).await;
+    let reader = first.reader();
+    first.stop().await;
+    // Sluice makes no such table, but takes those of others.
+    let text = std::fs::read_to_string(reader.log(0)).expect("a version");
+    let text =
+        text.replace(r#""configuration":{"#, r#""configuration":{"delta.randomizeFilePrefixes":"true""#);
+    assert!(text.contains("randomizeFilePrefixes"), "{text}");
+    std::fs::write(reader.log(0), text).expect("written");
+    std::fs::remove_file(reader.0.join(format!("_delta_log/{:020}.crc", 0))).expect("removed");
+    let pod = Pod::new(root.path());
+    let table = pod.tables.open(&name()).await.expect("opened");
+    let places: ArrayRef = Arc::new(StringArray::from(vec!["a", "b", "a"]));
+    let columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from_iter_values(0..3)), places.clone()];
+    pod.offer(&table, batch_of(&table, vec![run(&stream("s"), 1, 0, 3)], columns)).await;
+    pod.drain().await;
+    let rows = pod.reader().all();
+    assert_eq!(rows.iter().map(RecordBatch::num_rows).sum::<usize>(), 3);
+    // Nothing in the paths tells the values: readers that go by paths find them in the files.
+    assert!(rows.iter().all(|rows| rows.column_by_name("p").is_some()));
+    pod.stop().await;
+}
