@@ -36,6 +36,7 @@ pub mod delta;
 pub mod parquet;
 pub mod home;
 pub mod rejected;
+mod round;
 pub mod task;
 
 /// Pause before storage is asked again at the start.

@@ -1,0 +1,228 @@
+//! A round of a flush: every run at hand, judged against one version, and what follows from that.
+//!
+//! *Owns*: what is at hand of a batch, which rows are set aside, which go into which file, which files stand, which
+//! entries are done with.
+//! *Does not own*: the rule (`watermark`), the flush's order and all that waits (`task`), files' bytes (`parquet`).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use sluice_shared::ids::{OffsetRange, StreamId};
+
+use super::batch::{Batch, Run};
+use super::delta::{DataFile, Shape};
+use super::home::View;
+use super::parquet::{Piece, Source, misfits};
+use super::rejected::{Cause, Rejects};
+use super::task::Permit;
+use super::watermark::{RunKey, Verdict, judge_all};
+use crate::wal::Durable;
+
+/// A durable batch that is not committed yet.
+pub(super) struct Entry {
+    pub(super) durable: Durable,
+    /// Not there where the budget was used up, or while its runs are held: the log has it.
+    pub(super) rows: Option<(Arc<Batch>, Option<Permit>)>,
+    /// Bytes of its rows in memory, as far as known; else of its entry in the log.
+    pub(super) bytes: u64,
+    /// When it was sealed; when it was offered where that is not known.
+    pub(super) sealed_us: i64,
+    /// Its runs that are not settled, with their index in the batch. Not there until the rows were looked at.
+    pub(super) open: Option<Vec<(usize, RunKey)>>,
+}
+
+impl Entry {
+    pub(super) fn runs(batch: &Batch) -> Vec<(usize, RunKey)> {
+        batch.runs.iter().map(run_key).enumerate().collect()
+    }
+}
+
+fn run_key(run: &Run) -> RunKey {
+    let (start, end) = (run.offsets.start, run.offsets.end);
+    RunKey { stream: run.stream.clone(), session: run.session, start, end }
+}
+
+/// A run at hand and its verdict.
+pub(super) struct JudgedRun {
+    pub(super) entry: usize,
+    /// Index in the batch.
+    run: usize,
+    pub(super) key: RunKey,
+    verdict: Verdict,
+    pub(super) aside: Vec<OffsetRange>,
+    pub(super) cause: Cause,
+    /// Its rows do not fit the table any more: the mark passes, the rows are set aside.
+    misfit: bool,
+}
+
+impl JudgedRun {
+    pub(super) fn needs_rows(&self) -> bool {
+        !matches!(self.verdict, Verdict::Held | Verdict::Duplicate)
+    }
+}
+
+/// All runs at hand, judged against one version.
+pub(super) struct Round {
+    pub(super) runs: Vec<JudgedRun>,
+}
+
+impl Round {
+    pub(super) fn judge(view: &View, at_hand: &[Entry]) -> Self {
+        let open = at_hand.iter().enumerate().flat_map(|(entry, at_hand)| {
+            at_hand.open.iter().flatten().map(move |(run, key)| (entry, *run, key.clone()))
+        });
+        let open: Vec<_> = open.collect();
+        let keys: Vec<RunKey> = open.iter().map(|(.., key)| key.clone()).collect();
+        let (verdicts, _) = judge_all(&view.map, &keys);
+        let runs = open.into_iter().zip(verdicts).map(|((entry, run, key), verdict)| {
+            let aside = match &verdict {
+                Verdict::Fenced { aside, .. } => aside.clone(),
+                _ => Vec::new(),
+            };
+            JudgedRun { entry, run, key, verdict, aside, cause: Cause::Fenced, misfit: false }
+        });
+        Self { runs: runs.collect() }
+    }
+
+    /// What must be set aside before anything is committed, less what is in `done`.
+    pub(super) fn rejects(
+        &mut self,
+        shape: &Shape,
+        at_hand: &[Entry],
+        done: &mut HashSet<(usize, usize, OffsetRange)>,
+    ) -> Result<Rejects, arrow::error::ArrowError> {
+        let mut rejects = Rejects::default();
+        let mut checked: HashMap<usize, Vec<usize>> = HashMap::new();
+        for run in self.runs.iter_mut().filter(|run| run.needs_rows()) {
+            let (batch, _) = at_hand[run.entry].rows.as_ref().expect("loaded");
+            for offsets in &run.aside {
+                if done.insert((run.entry, run.run, *offsets)) {
+                    rejects.add(batch, run.run, *offsets, Cause::Fenced)?;
+                }
+            }
+            let misfits = checked
+                .entry(run.entry)
+                .or_insert_with(|| misfits(shape, batch).into_iter().map(|(run, _)| run).collect());
+            if let Some(from) = run.verdict.commit_from(&run.key)
+                && misfits.contains(&run.run)
+            {
+                let offsets = OffsetRange { start: from, end: run.key.end };
+                if done.insert((run.entry, run.run, offsets)) {
+                    rejects.add(batch, run.run, offsets, Cause::SchemaChanged)?;
+                }
+                run.aside.push(offsets);
+                (run.cause, run.misfit) = (Cause::SchemaChanged, true);
+            }
+        }
+        Ok(rejects)
+    }
+
+    /// What goes into files: each stream's in its order, and as it came where that is so. Runs without rows need none.
+    pub(super) fn pieces(&self) -> Vec<EntryPiece> {
+        let eligible = self.runs.iter().filter(|run| !run.misfit);
+        let pieces = eligible.filter_map(|run| {
+            let from = run.verdict.commit_from(&run.key)?;
+            Some((&run.key.stream, EntryPiece { entry: run.entry, piece: Piece { run: run.run, from } }))
+        });
+        let mut pieces: Vec<_> = pieces.collect();
+        let mut reached: HashMap<&StreamId, u64> = HashMap::new();
+        let in_order = pieces.iter().all(|(stream, entry)| {
+            let from = entry.piece.from;
+            reached.insert(stream, from).is_none_or(|before| before < from)
+        });
+        if !in_order {
+            // After crashes the log can have a stream's records twice, cut differently, and the earlier ones later.
+            pieces.sort_by_key(|(stream, entry)| (*stream, entry.piece.from));
+        }
+        pieces.into_iter().map(|(_, piece)| piece).collect()
+    }
+
+    pub(super) fn judged(&self) -> Vec<(RunKey, Verdict)> {
+        let judged = self.runs.iter().filter(|run| run.verdict != Verdict::Held);
+        judged.map(|run| (run.key.clone(), run.verdict.clone())).collect()
+    }
+
+    /// Releases the entries that are done with, and lets go of the rows of those that are held.
+    pub(super) fn settle(&self, at_hand: &mut Vec<Entry>) {
+        let mut held: Vec<Vec<bool>> = at_hand.iter().map(|_| Vec::new()).collect();
+        for run in &self.runs {
+            held[run.entry].push(run.verdict == Verdict::Held);
+        }
+        let entries = std::mem::take(at_hand);
+        for (mut entry, held) in entries.into_iter().zip(held) {
+            let mut held = held.into_iter();
+            let open = entry.open.get_or_insert_default();
+            open.retain(|_| held.next().unwrap_or(false));
+            if open.is_empty() {
+                entry.durable.release();
+            } else {
+                entry.rows = None;
+                at_hand.push(entry);
+            }
+        }
+    }
+}
+
+/// A piece of a batch at hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct EntryPiece {
+    entry: usize,
+    piece: Piece,
+}
+
+/// Pieces by file, in the order in which they came, each of about the target size.
+pub(super) fn groups(at_hand: &[Entry], pieces: Vec<EntryPiece>, target: u64) -> Vec<Vec<EntryPiece>> {
+    let mut groups: Vec<Vec<EntryPiece>> = Vec::new();
+    let (mut bytes, mut last) = (0, None);
+    for piece in pieces {
+        if last != Some(piece.entry) {
+            if bytes >= target || groups.is_empty() {
+                groups.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += at_hand[piece.entry].bytes;
+            last = Some(piece.entry);
+        }
+        groups.last_mut().expect("one was pushed").push(piece);
+    }
+    groups
+}
+
+pub(super) fn sources(at_hand: &[Entry], group: &[EntryPiece]) -> Vec<Source> {
+    let mut sources: Vec<Source> = Vec::new();
+    for pieces in group.chunk_by(|a, b| a.entry == b.entry && a.piece.run < b.piece.run) {
+        let (batch, _) = at_hand[pieces[0].entry].rows.as_ref().expect("loaded");
+        let pieces = pieces.iter().map(|piece| piece.piece).collect();
+        sources.push(Source { batch: Arc::clone(batch), pieces });
+    }
+    sources
+}
+
+/// Files of this flush that stand so far, with what is in them.
+#[derive(Default)]
+pub(super) struct Written {
+    shape: Option<Arc<Shape>>,
+    groups: Vec<(Vec<EntryPiece>, Vec<DataFile>)>,
+}
+
+impl Written {
+    /// Gives up files with other pieces than these; answers which pieces the others have.
+    pub(super) fn keep(&mut self, shape: &Arc<Shape>, pieces: &[EntryPiece]) -> HashSet<EntryPiece> {
+        if !self.shape.as_ref().is_some_and(|last| last.is_same(shape)) {
+            self.groups.clear();
+        }
+        self.shape = Some(Arc::clone(shape));
+        let eligible: HashSet<&EntryPiece> = pieces.iter().collect();
+        // Files that are given up are left to the sweep: deleting is not this task's.
+        self.groups.retain(|(group, _)| group.iter().all(|piece| eligible.contains(piece)));
+        self.groups.iter().flat_map(|(group, _)| group.iter().copied()).collect()
+    }
+
+    pub(super) fn add(&mut self, group: Vec<EntryPiece>, files: Vec<DataFile>) {
+        self.groups.push((group, files));
+    }
+
+    pub(super) fn files(&self) -> Vec<DataFile> {
+        self.groups.iter().flat_map(|(_, files)| files.iter().cloned()).collect()
+    }
+}
