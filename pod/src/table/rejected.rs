@@ -34,6 +34,8 @@ pub enum Cause {
     Fenced,
     /// The table's columns have changed so that the record no longer fits.
     SchemaChanged,
+    /// No partition takes it: the value of a partition column has no text in Delta.
+    BadPartitionValue,
 }
 
 impl Cause {
@@ -42,6 +44,7 @@ impl Cause {
         match self {
             Self::Fenced => "fenced",
             Self::SchemaChanged => "schema_changed",
+            Self::BadPartitionValue => "bad_partition_value",
         }
     }
 }
@@ -89,15 +92,11 @@ impl Rejects {
         cause: Cause,
     ) -> Result<(), ArrowError> {
         let Run { stream, session, .. } = &batch.runs[run];
-        let (slices, row_offsets) = run_slices(batch, run, offsets.start);
-        let wanted = row_offsets.partition_point(|offset| *offset < offsets.end);
-        let mut left = wanted;
+        let (slices, row_offsets) = run_slices(batch, run, offsets);
         for rows in slices {
-            let rows = rows.slice(0, rows.num_rows().min(left));
-            left -= rows.num_rows();
             self.records.extend(as_json(&rows)?);
         }
-        for offset in &row_offsets[..wanted] {
+        for offset in &row_offsets {
             self.streams.push(stream.clone());
             self.offsets.push(i64::try_from(*offset).unwrap_or(i64::MAX));
             self.sessions.push(i64::try_from(session.0).unwrap_or(i64::MAX));

@@ -12,7 +12,7 @@ use sluice_shared::ids::{OffsetRange, StreamId};
 use super::batch::{Batch, Run};
 use super::delta::{DataFile, Shape};
 use super::home::View;
-use super::parquet::{Piece, Source, misfits};
+use super::parquet::{Piece, Source, has_unplaced, misfits, unplaced};
 use super::rejected::{Cause, Rejects};
 use super::task::Permit;
 use super::watermark::{RunKey, Verdict, judge_all};
@@ -49,8 +49,8 @@ pub(super) struct JudgedRun {
     run: usize,
     pub(super) key: RunKey,
     verdict: Verdict,
-    pub(super) aside: Vec<OffsetRange>,
-    pub(super) cause: Cause,
+    /// What of it is set aside, and why.
+    pub(super) aside: Vec<(OffsetRange, Cause)>,
     /// Its rows do not fit the table any more: the mark passes, the rows are set aside.
     misfit: bool,
 }
@@ -76,10 +76,10 @@ impl Round {
         let (verdicts, _) = judge_all(&view.map, &keys);
         let runs = open.into_iter().zip(verdicts).map(|((entry, run, key), verdict)| {
             let aside = match &verdict {
-                Verdict::Fenced { aside, .. } => aside.clone(),
+                Verdict::Fenced { aside, .. } => aside.iter().map(|part| (*part, Cause::Fenced)).collect(),
                 _ => Vec::new(),
             };
-            JudgedRun { entry, run, key, verdict, aside, cause: Cause::Fenced, misfit: false }
+            JudgedRun { entry, run, key, verdict, aside, misfit: false }
         });
         Self { runs: runs.collect() }
     }
@@ -92,26 +92,26 @@ impl Round {
         done: &mut HashSet<(usize, usize, OffsetRange)>,
     ) -> Result<Rejects, arrow::error::ArrowError> {
         let mut rejects = Rejects::default();
-        let mut checked: HashMap<usize, Vec<usize>> = HashMap::new();
+        let mut checked: HashMap<usize, (Vec<usize>, bool)> = HashMap::new();
         for run in self.runs.iter_mut().filter(|run| run.needs_rows()) {
             let (batch, _) = at_hand[run.entry].rows.as_ref().expect("loaded");
-            for offsets in &run.aside {
-                if done.insert((run.entry, run.run, *offsets)) {
-                    rejects.add(batch, run.run, *offsets, Cause::Fenced)?;
+            let (misfits, has_unplaced) = checked.entry(run.entry).or_insert_with(|| {
+                let misfits = misfits(shape, batch).into_iter().map(|(run, _)| run);
+                (misfits.collect(), has_unplaced(shape, batch))
+            });
+            if let Some(from) = run.verdict.commit_from(&run.key) {
+                run.misfit = misfits.contains(&run.run);
+                if run.misfit {
+                    run.aside.push((OffsetRange { start: from, end: run.key.end }, Cause::SchemaChanged));
+                } else if *has_unplaced {
+                    let unplaced = unplaced(shape, batch, run.run, from).into_iter();
+                    run.aside.extend(unplaced.map(|offsets| (offsets, Cause::BadPartitionValue)));
                 }
             }
-            let misfits = checked
-                .entry(run.entry)
-                .or_insert_with(|| misfits(shape, batch).into_iter().map(|(run, _)| run).collect());
-            if let Some(from) = run.verdict.commit_from(&run.key)
-                && misfits.contains(&run.run)
-            {
-                let offsets = OffsetRange { start: from, end: run.key.end };
-                if done.insert((run.entry, run.run, offsets)) {
-                    rejects.add(batch, run.run, offsets, Cause::SchemaChanged)?;
+            for (offsets, cause) in &run.aside {
+                if done.insert((run.entry, run.run, *offsets)) {
+                    rejects.add(batch, run.run, *offsets, *cause)?;
                 }
-                run.aside.push(offsets);
-                (run.cause, run.misfit) = (Cause::SchemaChanged, true);
             }
         }
         Ok(rejects)

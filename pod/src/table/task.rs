@@ -464,11 +464,9 @@ impl TableTask {
         let directory = config.directory.as_ref().to_owned() + rejected::SUFFIX;
         rejected::append(&config.delta, &config.store, &directory.into(), rejects).await?;
         for run in round.runs.iter().filter(|run| !run.aside.is_empty()) {
-            let (stream, session) = (&run.key.stream, run.key.session.0);
-            let offsets = &run.aside;
-            let reason = run.cause.as_str();
+            let (stream, session, aside) = (&run.key.stream, run.key.session.0, &run.aside);
             tracing::error!(
-                table = %table.name, %stream, session, ?offsets, reason,
+                table = %table.name, %stream, session, ?aside,
                 "records set aside in the rejected table"
             );
         }

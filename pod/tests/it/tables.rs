@@ -766,3 +766,41 @@ async fn a_table_with_made_up_directories_names_its_files_where_they_are() {
     assert!(rows.iter().all(|rows| rows.column_by_name("p").is_some()));
     pod.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_no_partition_takes_are_set_aside_and_hold_up_nobody() {
+    let root = TempDir::new().expect("a directory");
+    let pod = Pod::new(root.path());
+    let fields = vec![
+        Field::new("n", DataType::Int64, false),
+        Field::new("text", DataType::Utf8, false),
+        Field::new("bytes", DataType::Binary, true),
+    ];
+    let table = pod.create(fields, &["text", "bytes"]).await;
+    let bytes: Vec<Option<&[u8]>> =
+        vec![Some(b"x"), Some(b"\xff"), Some(b""), None, Some(b"x"), Some(b"x"), Some(b"x")];
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from(vec![0, 1, 2, 3, 4, 6, 7])),
+        Arc::new(StringArray::from(vec!["a", "a", "b", "", "", "", "a"])),
+        Arc::new(BinaryArray::from(bytes)),
+    ];
+    let mut with_refused = run(&stream("s"), 1, 0, 7);
+    let reason = Reason { code: "not_json", column: None, message: String::new() };
+    with_refused.refused = vec![Refusal { offset: 5, reason }];
+    let runs = vec![with_refused, run(&stream("r"), 1, 0, 1)];
+    pod.offer(&table, batch_of(&table, runs, columns)).await;
+    pod.drain().await;
+    let numbers = |rows: &[RecordBatch]| {
+        let offsets =
+            rows.iter().flat_map(|rows| rows["_offset"].as_primitive::<Int64Type>().values().to_vec());
+        offsets.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(numbers(&pod.reader().all()), BTreeSet::from([0, 2]));
+    assert_eq!(pod.tables.describe(&name()).await.expect("described")["rows"], 3, "`r` 0 too");
+    assert_eq!(table.watermark(&stream("s")).await.expect("read"), 7);
+    let rejected = Reader(root.path().join("main/default/t__rejected")).all();
+    assert_eq!(numbers(&rejected), BTreeSet::from([1, 3, 4, 6]));
+    assert_eq!(rejected[0]["reason"].as_string::<i32>().value(3), "bad_partition_value");
+    assert_eq!(rejected[0]["record"].as_string::<i32>().value(3), r#"{"n":6,"text":"","bytes":"78"}"#);
+    pod.stop().await;
+}
