@@ -715,6 +715,7 @@ async fn a_table_is_made_once_and_a_difference_is_named() {
     let pod = Pod::new(root.path());
     let error = pod.tables.open(&name()).await.err().expect("missing");
     assert_eq!((error.kind, error.code.as_str()), (ErrorKind::NotFound, "table_not_found"));
+    assert!(error.message.contains("PUT /v1/tables/main.default.t,"), "{error}");
     let table = pod.create(numbers(), &[]).await;
     assert_eq!(pod.create(numbers(), &[]).await.id(), table.id());
     let check = |columns: Vec<Field>, partitions: &[&str], difference: &str| {
