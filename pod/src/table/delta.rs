@@ -32,6 +32,7 @@ use delta_kernel_default_engine::parquet::DataFileMetadata;
 use delta_kernel_default_engine::stats::FileStatsAccumulator;
 use delta_kernel_default_engine::{DefaultEngine, DefaultEngineBuilder, build_add_file_metadata};
 use futures_util::StreamExt;
+use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use sluice_shared::ids::{TableId, TableVersion};
@@ -47,6 +48,11 @@ const ENGINE_INFO: &str = concat!("sluice/", env!("CARGO_PKG_VERSION"));
 const REFRESHES_MAX: u64 = 20;
 /// With this property the map's number could be forgotten, and rows doubled.
 const TRANSACTION_RETENTION: &str = "delta.setTransactionRetentionDuration";
+
+/// Where a table is made in memory before it is made in earnest.
+const REHEARSAL_URL: &str = "memory:///table/";
+
+type Engine = DefaultEngine<TokioMultiThreadExecutor>;
 
 /// Why Delta Lake could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -242,16 +248,14 @@ pub struct Totals {
 /// The way to Delta tables in one store.
 #[derive(Clone)]
 pub struct Delta {
-    engine: Arc<DefaultEngine<TokioMultiThreadExecutor>>,
+    engine: Arc<Engine>,
     store: Arc<dyn ObjectStore>,
 }
 
 impl Delta {
     /// Must be called in a multi-threaded runtime.
     pub fn new(store: Arc<dyn ObjectStore>) -> Self {
-        let executor = Arc::new(TokioMultiThreadExecutor::new(tokio::runtime::Handle::current()));
-        let engine = DefaultEngineBuilder::new(Arc::clone(&store)).with_task_executor(executor).build();
-        Self { engine: Arc::new(engine), store }
+        Self { engine: Arc::new(engine_on(Arc::clone(&store))), store }
     }
 
     /// Puts version 0, where nobody else has. Whether this call did it is not told: load and compare.
@@ -264,25 +268,17 @@ impl Delta {
         schema: &Schema,
         spec: &TableSpec,
     ) -> Result<(), DeltaError> {
-        let schema = StructType::try_from_arrow(schema).map_err(KernelError::from)?;
+        let schema = Arc::new(StructType::try_from_arrow(schema).map_err(KernelError::from)?);
         let (engine, url, spec) = (Arc::clone(&self.engine), url(directory), spec.clone());
+        let rehearsal = engine_on(Arc::new(InMemory::new()));
         let local = format!("/{directory}");
         let created = blocking(move || {
+            // What the kernel refuses, or makes and cannot open, must not leave a directory behind.
+            put_first(&rehearsal, REHEARSAL_URL, &schema, &spec)?;
+            shape(&Snapshot::builder_for(REHEARSAL_URL).build(&rehearsal)?, &rehearsal)?;
             // The kernel wants a local table's directory to be there.
             make_directory(std::path::Path::new(&local)).map_err(KernelError::from)?;
-            let mut builder = create_table(url, Arc::new(schema), ENGINE_INFO, false)
-                .with_table_properties(spec.properties);
-            if !spec.partition_columns.is_empty() {
-                builder = builder.with_data_layout(DataLayout::partitioned(spec.partition_columns));
-            }
-            let transaction = builder.build(&*engine, Box::new(FileSystemCommitter::new()))?;
-            if let CommitResult::Committed(committed) = transaction.commit(&*engine)?
-                && let Some(snapshot) = committed.post_commit_snapshot()
-            {
-                // Without it every snapshot reads the whole log.
-                snapshot.write_checksum(&*engine)?;
-            }
-            Ok(())
+            put_first(&engine, &url, &schema, &spec)
         });
         created.await
     }
@@ -431,6 +427,33 @@ impl Delta {
     }
 }
 
+fn engine_on(store: Arc<dyn ObjectStore>) -> Engine {
+    let executor = Arc::new(TokioMultiThreadExecutor::new(tokio::runtime::Handle::current()));
+    DefaultEngineBuilder::new(store).with_task_executor(executor).build()
+}
+
+/// Puts a table's version 0, where nobody else has.
+fn put_first(
+    engine: &Engine,
+    url: &str,
+    schema: &Arc<StructType>,
+    spec: &TableSpec,
+) -> Result<(), DeltaError> {
+    let mut builder = create_table(url, Arc::clone(schema), ENGINE_INFO, false)
+        .with_table_properties(spec.properties.clone());
+    if !spec.partition_columns.is_empty() {
+        builder = builder.with_data_layout(DataLayout::partitioned(spec.partition_columns.clone()));
+    }
+    let transaction = builder.build(engine, Box::new(FileSystemCommitter::new()))?;
+    if let CommitResult::Committed(committed) = transaction.commit(engine)?
+        && let Some(snapshot) = committed.post_commit_snapshot()
+    {
+        // Without it every snapshot reads the whole log.
+        snapshot.write_checksum(engine)?;
+    }
+    Ok(())
+}
+
 /// A schema as a Delta table of it reads back.
 ///
 /// # Errors
@@ -489,10 +512,7 @@ where
     }
 }
 
-fn shape(
-    snapshot: &SnapshotRef,
-    engine: &DefaultEngine<TokioMultiThreadExecutor>,
-) -> Result<Shape, DeltaError> {
+fn shape(snapshot: &SnapshotRef, engine: &Engine) -> Result<Shape, DeltaError> {
     let configuration = snapshot.table_configuration();
     let properties: BTreeMap<_, _> = snapshot.metadata_configuration().clone().into_iter().collect();
     if configuration.column_mapping_mode() != ColumnMappingMode::None {

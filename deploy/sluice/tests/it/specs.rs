@@ -174,7 +174,7 @@ async fn a_property_of_deltas_is_refused_or_makes_a_table_that_works() {
             _ => {
                 let answer = serde_json::from_str::<Value>(&body).expect("JSON");
                 assert_eq!((status, &answer["error"]["kind"]), (400, &json!("Invalid")), "{body}");
-                assert_eq!(server.describe(&table).await, None);
+                server.expect_no_table(&table).await;
                 Ledger::create(&server, &table, &[]).await
             }
         };
