@@ -13,7 +13,7 @@ use super::Decoded;
 use super::column::Columns;
 use super::fault::Fault;
 use super::tape::TapeParser;
-use crate::table::batch::Reason;
+use crate::table::batch::{Reason, ReasonCode};
 
 /// The rows must be taken out before they have this many bytes: Arrow's offsets have 31 bits.
 pub const BYTES_MAX: usize = 1 << 30;
@@ -97,7 +97,7 @@ impl JsonDecoder {
         if text.len() > self.record_bytes_max {
             let message =
                 format!("the record has {} bytes, at most {} are taken", text.len(), self.record_bytes_max);
-            return Err(Fault::new("record_too_large", message));
+            return Err(Fault::new(ReasonCode::RecordTooLarge, message));
         }
         let rows = self.columns.rows();
         let columns = &mut self.columns;
