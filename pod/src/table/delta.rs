@@ -169,7 +169,7 @@ impl Place {
         };
         let metadata = DataFileMetadata::new(FileMeta::new(url, modified_ms, bytes), stats);
         let add = build_add_file_metadata(metadata, &self.context)?.try_into_record_batch()?;
-        Ok(DataFile { add, bytes })
+        Ok(DataFile { add, path: self.path(name)?, bytes })
     }
 }
 
@@ -190,6 +190,8 @@ impl FileStats {
 #[derive(Debug, Clone)]
 pub struct DataFile {
     add: RecordBatch,
+    /// Where it is in the store.
+    pub path: Path,
     /// Its size.
     pub bytes: u64,
 }

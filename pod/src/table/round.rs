@@ -6,8 +6,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
+use object_store::path::Path;
 use sluice_shared::ids::{OffsetRange, StreamId};
+use tokio::time::Instant;
 
 use super::batch::{Batch, Run};
 use super::delta::{DataFile, Shape};
@@ -17,6 +20,9 @@ use super::rejected::{Cause, Rejects};
 use super::task::Permit;
 use super::watermark::{RunKey, Verdict, judge_all};
 use crate::wal::Durable;
+
+/// Older files are written anew: a sweep takes files for orphans that no version names for days.
+const FILE_AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A durable batch that is not committed yet.
 pub(super) struct Entry {
@@ -84,14 +90,14 @@ impl Round {
         Self { runs: runs.collect() }
     }
 
-    /// What must be set aside before anything is committed, less what is in `done`.
+    /// What must be set aside before anything is committed, less what is in `done`: the records, and what they are.
     pub(super) fn rejects(
         &mut self,
         shape: &Shape,
         at_hand: &[Entry],
-        done: &mut HashSet<(usize, usize, OffsetRange)>,
-    ) -> Result<Rejects, arrow::error::ArrowError> {
-        let mut rejects = Rejects::default();
+        done: &SetAside,
+    ) -> Result<(Rejects, SetAside), arrow::error::ArrowError> {
+        let (mut rejects, mut news) = (Rejects::default(), SetAside::new());
         let mut checked: HashMap<usize, (Vec<usize>, bool)> = HashMap::new();
         for run in self.runs.iter_mut().filter(|run| run.needs_rows()) {
             let (batch, _) = at_hand[run.entry].rows.as_ref().expect("loaded");
@@ -109,12 +115,13 @@ impl Round {
                 }
             }
             for (offsets, cause) in &run.aside {
-                if done.insert((run.entry, run.run, *offsets)) {
+                let part = (run.entry, run.run, *offsets);
+                if !done.contains(&part) && news.insert(part) {
                     rejects.add(batch, run.run, *offsets, *cause)?;
                 }
             }
         }
-        Ok(rejects)
+        Ok((rejects, news))
     }
 
     /// What goes into files: each stream's in its order, and as it came where that is so. Runs without rows need none.
@@ -198,31 +205,62 @@ pub(super) fn sources(at_hand: &[Entry], group: &[EntryPiece]) -> Vec<Source> {
     sources
 }
 
+/// What a flush has done so far. It outlives failed attempts: each of them writing anew would fill the disk.
+#[derive(Default)]
+pub(super) struct Progress {
+    pub(super) written: Written,
+    pub(super) aside: SetAside,
+}
+
+/// What has been set aside: entry, run, offsets.
+pub(super) type SetAside = HashSet<(usize, usize, OffsetRange)>;
+
 /// Files of this flush that stand so far, with what is in them.
 #[derive(Default)]
 pub(super) struct Written {
     shape: Option<Arc<Shape>>,
-    groups: Vec<(Vec<EntryPiece>, Vec<DataFile>)>,
+    groups: Vec<WrittenGroup>,
+}
+
+struct WrittenGroup {
+    pieces: Vec<EntryPiece>,
+    files: Vec<DataFile>,
+    at: Instant,
+    /// A commit may have named the files, whatever it answered.
+    offered: bool,
 }
 
 impl Written {
-    /// Gives up files with other pieces than these; answers which pieces the others have.
-    pub(super) fn keep(&mut self, shape: &Arc<Shape>, pieces: &[EntryPiece]) -> HashSet<EntryPiece> {
-        if !self.shape.as_ref().is_some_and(|last| last.is_same(shape)) {
-            self.groups.clear();
-        }
+    /// Gives up files with other pieces than these, and old ones; answers which pieces the others have, and the files
+    /// that may be deleted. Those that a commit may have named are left to the sweep (DESIGN section 11 rule 4).
+    pub(super) fn keep(
+        &mut self,
+        shape: &Arc<Shape>,
+        pieces: &[EntryPiece],
+        now: Instant,
+    ) -> (HashSet<EntryPiece>, Vec<Path>) {
+        let same_shape = self.shape.as_ref().is_some_and(|last| last.is_same(shape));
         self.shape = Some(Arc::clone(shape));
         let eligible: HashSet<&EntryPiece> = pieces.iter().collect();
-        // Files that are given up are left to the sweep: deleting is not this task's.
-        self.groups.retain(|(group, _)| group.iter().all(|piece| eligible.contains(piece)));
-        self.groups.iter().flat_map(|(group, _)| group.iter().copied()).collect()
+        let stands = |group: &WrittenGroup| {
+            same_shape
+                && now.duration_since(group.at) < FILE_AGE_MAX
+                && group.pieces.iter().all(|piece| eligible.contains(piece))
+        };
+        let (kept, given_up): (Vec<_>, Vec<_>) = self.groups.drain(..).partition(stands);
+        self.groups = kept;
+        let unnamed = given_up.into_iter().filter(|group| !group.offered).flat_map(|group| group.files);
+        let standing = self.groups.iter().flat_map(|group| group.pieces.iter().copied()).collect();
+        (standing, unnamed.map(|file| file.path).collect())
     }
 
-    pub(super) fn add(&mut self, group: Vec<EntryPiece>, files: Vec<DataFile>) {
-        self.groups.push((group, files));
+    pub(super) fn add(&mut self, pieces: Vec<EntryPiece>, files: Vec<DataFile>, at: Instant) {
+        self.groups.push(WrittenGroup { pieces, files, at, offered: false });
     }
 
-    pub(super) fn files(&self) -> Vec<DataFile> {
-        self.groups.iter().flat_map(|(_, files)| files.iter().cloned()).collect()
+    /// All files, for a commit that names them.
+    pub(super) fn offer(&mut self) -> Vec<DataFile> {
+        self.groups.iter_mut().for_each(|group| group.offered = true);
+        self.groups.iter().flat_map(|group| group.files.iter().cloned()).collect()
     }
 }

@@ -6,12 +6,13 @@
 //! tables there are (`table`).
 //! Keeps P7 here: memory beyond the budget is given up, never data.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use object_store::ObjectStoreExt;
+use object_store::path::Path;
 use sluice_shared::error::Error;
 use sluice_shared::ids::{StreamId, TableName};
 use sluice_shared::lifecycle::{TaskScope, now_us};
@@ -20,11 +21,11 @@ use tokio::time::Instant;
 
 use super::TablesConfig;
 use super::batch::{Batch, BatchError};
-use super::delta::{DeltaError, Shape};
+use super::delta::{DataFile, DeltaError, Shape};
 use super::home::{CommitOutcome, CommitRequest, HomeConfig, HomeError, HomeHandle, View};
-use super::parquet::{EncodeError, encode};
+use super::parquet::{EncodeError, Encoded, encode};
 use super::rejected::{self, RejectError, Rejects};
-use super::round::{Entry, Round, Written, groups, sources};
+use super::round::{Entry, Progress, Round, Written, groups, sources};
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal, WalError};
 
@@ -114,6 +115,8 @@ pub struct OpenTable {
     wake: Notify,
     followers: Mutex<HashMap<StreamId, Arc<StreamProgress>>>,
     stopped: OnceLock<Error>,
+    /// Why the flush in work did not come through so far.
+    failing: Mutex<Option<String>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -145,6 +148,7 @@ impl OpenTable {
             wake: Notify::new(),
             followers: Mutex::default(),
             stopped: OnceLock::new(),
+            failing: Mutex::default(),
         });
         let task = TableTask {
             table: Arc::clone(&table),
@@ -159,6 +163,11 @@ impl OpenTable {
     /// Why nothing is written to the table any more.
     pub(super) fn stopped(&self) -> Option<&Error> {
         self.stopped.get()
+    }
+
+    /// The last error while flushes fail.
+    pub(super) fn failing(&self) -> Option<String> {
+        lock(&self.failing).clone()
     }
 
     /// Takes a durable batch: never blocks, for it is called on the log's threads.
@@ -365,9 +374,11 @@ impl TableTask {
     async fn settle(&mut self, entries: Vec<Entry>) {
         let mut at_hand = std::mem::take(&mut self.held);
         at_hand.extend(entries);
-        let mut pause = PAUSE_MIN;
+        let (mut pause, mut progress) = (PAUSE_MIN, Progress::default());
         while !at_hand.is_empty() && self.table.stopped().is_none() {
-            match self.flush(&mut at_hand).await {
+            let flushed = self.flush(&mut at_hand, &mut progress).await;
+            *lock(&self.table.failing) = flushed.as_ref().err().map(ToString::to_string);
+            match flushed {
                 Ok(()) => break,
                 Err(FlushError::Home(HomeError::Stopped(error))) => self.stop(&error),
                 Err(error) => {
@@ -395,22 +406,23 @@ impl TableTask {
     }
 
     /// One round: everything at hand that is eligible goes into one version. Leaves held entries in `at_hand`.
-    async fn flush(&self, at_hand: &mut Vec<Entry>) -> Result<(), FlushError> {
+    async fn flush(&self, at_hand: &mut Vec<Entry>, progress: &mut Progress) -> Result<(), FlushError> {
         self.load(at_hand, |entry| entry.open.is_none()).await?;
         for entry in at_hand.iter_mut().filter(|entry| entry.open.is_none()) {
             entry.open = entry.rows.as_ref().map(|(batch, _)| Entry::runs(batch));
         }
-        let (mut written, mut set_aside) = (Written::default(), HashSet::new());
         let mut view = View::clone(&self.table.home.view());
         loop {
             let mut round = Round::judge(&view, at_hand);
             self.load_eligible(at_hand, &round).await?;
-            let rejects = round.rejects(&view.version.shape, at_hand, &mut set_aside);
-            self.set_aside(rejects.map_err(RejectError::from)?, &round).await?;
-            self.write(&view.version.shape, at_hand, &round, &mut written).await?;
+            let rejects = round.rejects(&view.version.shape, at_hand, &progress.aside);
+            let (rejects, parts) = rejects.map_err(RejectError::from)?;
+            self.set_aside(rejects, &round).await?;
+            progress.aside.extend(parts);
+            self.write(&view.version.shape, at_hand, &round, &mut progress.written).await?;
             let request = CommitRequest {
                 shape: Arc::clone(&view.version.shape),
-                files: written.files(),
+                files: progress.written.offer(),
                 runs: round.judged(),
             };
             match self.table.home.commit(request).await? {
@@ -483,7 +495,8 @@ impl TableTask {
         written: &mut Written,
     ) -> Result<(), FlushError> {
         let mut pieces = round.pieces();
-        let standing = written.keep(shape, &pieces);
+        let (standing, unnamed) = written.keep(shape, &pieces, Instant::now());
+        self.delete(unnamed).await;
         pieces.retain(|piece| !standing.contains(piece));
         let mut encoding = Vec::new();
         for group in groups(at_hand, pieces, self.table.config.target_file_bytes) {
@@ -492,16 +505,37 @@ impl TableTask {
             encoding.push((group, tokio::task::spawn_blocking(move || encode(&shape, &sources))));
         }
         for (group, encoded) in encoding {
-            let mut files = Vec::new();
-            for mut file in encoded.await?? {
-                let content = std::mem::take(&mut file.bytes);
-                let bytes = content.len() as u64;
-                self.table.home_config.store.put(&file.path, content.into()).await?;
-                files.push(file.into_file(bytes)?);
-            }
-            written.add(group, files);
+            let files = self.put(encoded.await??).await?;
+            written.add(group, files, Instant::now());
         }
         Ok(())
+    }
+
+    /// Stores files: all, or none.
+    async fn put(&self, encoded: Vec<Encoded>) -> Result<Vec<DataFile>, FlushError> {
+        let (mut files, mut paths) = (Vec::new(), Vec::new());
+        for mut file in encoded {
+            let content = std::mem::take(&mut file.bytes);
+            let bytes = content.len() as u64;
+            // It can be there in spite of an error.
+            paths.push(file.path.clone());
+            let put = self.table.home_config.store.put(&file.path, content.into()).await;
+            match put.map_err(FlushError::from).and_then(|_| Ok(file.into_file(bytes)?)) {
+                Ok(file) => files.push(file),
+                Err(error) => {
+                    self.delete(paths).await;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Deletes files that no commit can have named. What cannot be deleted is left to the sweep.
+    async fn delete(&self, unnamed: Vec<Path>) {
+        for path in unnamed {
+            let _ = self.table.home_config.store.delete(&path).await;
+        }
     }
 
     fn stop(&self, error: &Error) {

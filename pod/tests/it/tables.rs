@@ -805,3 +805,69 @@ async fn rows_that_no_partition_takes_are_set_aside_and_hold_up_nobody() {
     assert_eq!(rejected[0]["record"].as_string::<i32>().value(3), r#"{"n":6,"text":"","bytes":"78"}"#);
     pod.stop().await;
 }
+
+/// Data files in a table's directory, named by a version or not.
+fn data_files(table: &Path) -> usize {
+    let entries = std::fs::read_dir(table).expect("a directory").map(|entry| entry.expect("an entry").path());
+    let count = |path: PathBuf| match path.is_dir() {
+        true => data_files(&path),
+        false => usize::from(path.extension().is_some_and(|extension| extension == "parquet")),
+    };
+    entries.map(count).sum()
+}
+
+/// Waits for some failed flushes of the table; each names another object.
+async fn failed_flushes(pod: &Pod) {
+    let mut seen = BTreeSet::new();
+    let failing = async {
+        while seen.len() < 4 {
+            let described = pod.tables.describe(&name()).await.expect("described");
+            seen.extend(described["failing"].as_str().map(str::to_owned));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, failing).await.expect("flushes fail");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_commits_fail_the_files_stand_and_the_table_says_why() {
+    let root = TempDir::new().expect("a directory");
+    let pod = Pod::new(root.path());
+    let table = pod.create(numbers(), &[]).await;
+    let directory = root.path().join("main/default/t");
+    let (maps, away) = (directory.join("_sluice"), root.path().join("away"));
+    std::fs::rename(&maps, &away).expect("moved");
+    std::fs::write(&maps, "in the way").expect("written");
+    pod.offer(&table, batch(&table, vec![run(&stream("s"), 1, 0, 10)])).await;
+    failed_flushes(&pod).await;
+    assert_eq!(data_files(&directory), 1);
+    std::fs::remove_file(&maps).expect("removed");
+    std::fs::rename(&away, &maps).expect("moved back");
+    pod.drain().await;
+    assert_eq!(pod.reader().check_prefixes()["s#1"], 10);
+    assert_eq!(data_files(&directory), 1);
+    let described = pod.tables.describe(&name()).await.expect("described");
+    assert!(described["failing"].is_null(), "{described}");
+    pod.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_files_cannot_be_written_none_pile_up() {
+    let root = TempDir::new().expect("a directory");
+    let pod = Pod::new(root.path());
+    let fields = vec![Field::new("n", DataType::Int64, false), Field::new("p", DataType::Utf8, true)];
+    let table = pod.create(fields, &["p"]).await;
+    let directory = root.path().join("main/default/t");
+    std::fs::write(directory.join("p=b"), "in the way").expect("written");
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from_iter_values(0..6)),
+        Arc::new(StringArray::from(vec!["a", "b", "c", "d", "e", "f"])),
+    ];
+    pod.offer(&table, batch_of(&table, vec![run(&stream("s"), 1, 0, 6)], columns)).await;
+    failed_flushes(&pod).await;
+    std::fs::remove_file(directory.join("p=b")).expect("removed");
+    pod.drain().await;
+    assert_eq!(pod.reader().check_prefixes()["s#1"], 6);
+    assert_eq!(data_files(&directory), 6);
+    pod.stop().await;
+}
