@@ -129,6 +129,8 @@ async fn bad_partitions_and_properties_are_refused_and_leave_nothing() {
         (with_property("sluice.nothing", "1"), "invalid_property"),
         (with_property("delta.enableChangeDataFeed", "maybe"), "invalid_property"),
         (with_property("delta.appendOnly", "1"), "invalid_property"),
+        (with_property("delta.checkpointInterval", "never"), "invalid_property"),
+        (with_property("delta.logRetentionDuration", "yesterday"), "invalid_property"),
         (with_property("delta.columnMapping.mode", "name"), "invalid_property"),
         (with_property("delta.setTransactionRetentionDuration", "interval 1 day"), "invalid_property"),
     ];
