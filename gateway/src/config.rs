@@ -16,6 +16,8 @@ use sluice_shared::proto::MESSAGE_BYTES_MAX;
 const FRAME_BYTES_LIMIT: u64 = MESSAGE_BYTES_MAX as u64 - (1 << 20);
 /// Smallest window and frame limit that make sense.
 const BYTES_MIN: u64 = 1 << 10;
+/// 20 minutes.
+const UNAVAILABLE_TIMEOUT_MS_MAX: u64 = 1_200_000;
 
 /// Configuration of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +100,11 @@ impl GatewayConfig {
             if value == 0 {
                 return refuse(format!("gateway.{key} is 0: it must be at least 1"));
             }
+        }
+        // Pods forget an ended stream after half an hour: one that could still be resent must not be forgotten.
+        if self.unavailable_timeout_ms > UNAVAILABLE_TIMEOUT_MS_MAX {
+            let (value, most) = (self.unavailable_timeout_ms, UNAVAILABLE_TIMEOUT_MS_MAX);
+            return refuse(format!("gateway.unavailable_timeout_ms is {value}: it must be at most {most}"));
         }
         self.validate_pods()
     }

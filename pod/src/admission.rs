@@ -1,6 +1,6 @@
 //! Whether a pod takes a frame now, and whether it takes a new stream at all.
 //!
-//! *Owns*: the ingress budget, in bytes of frames that are accepted but not yet durable.
+//! *Owns*: the ingress budget, in bytes of frames that are accepted but not yet durable, or have untold refusals.
 //! *Does not own*: the order of frames (`stream::gate`), the memory of durable batches (`table`).
 //! Keeps P7: waiting for a permit is the back-pressure; permits are served in the order they were asked for (P9).
 
@@ -15,9 +15,11 @@ use crate::wal::Wal;
 
 /// Budget is counted in units of this many bytes, so that it fits the semaphore.
 const UNIT_BYTES: usize = 1024;
+/// What a record may cost beside its payload: room for its refusal, which is held until it is told.
+const RECORD_BYTES: usize = 200;
 const RETRY_AFTER_FULL: Duration = Duration::from_secs(2);
 
-/// Bytes of the ingress budget, held until the frame is durable.
+/// Bytes of the ingress budget, held until the frame is durable and its refusals are told.
 #[must_use = "dropping a permit gives its bytes back"]
 #[derive(Debug)]
 pub struct Permit {
@@ -56,8 +58,10 @@ impl Admission {
         Err(Error::busy("wal_full", message, RETRY_AFTER_FULL))
     }
 
-    /// Waits for `bytes` of the budget. A frame larger than the whole budget takes all of it.
-    pub async fn admit(&self, bytes: usize) -> Permit {
+    /// Waits for the budget of a frame of `records` records and `payload_bytes`. One that is larger than the whole budget
+    /// takes all of it.
+    pub async fn admit(&self, payload_bytes: usize, records: u32) -> Permit {
+        let bytes = (records as usize).saturating_mul(RECORD_BYTES).saturating_add(payload_bytes);
         let units = bytes.div_ceil(UNIT_BYTES).clamp(1, self.units_max);
         let units = u32::try_from(units).expect("clamped to u32");
         let units = Arc::clone(&self.units).acquire_many_owned(units).await;

@@ -29,7 +29,7 @@ use crate::wal::{Replay, Wal, WalConfig, WalError};
 
 /// Groups of the log are cut at this size.
 const GROUP_BYTES_MAX: u64 = 4 << 20;
-/// A frame may decode to this much more than its largest wire size.
+/// An Arrow frame may decode to this much more than its largest wire size.
 const DECODED_FACTOR: usize = 8;
 /// How often streams are looked through for those whose gateways have not come back.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
@@ -70,7 +70,10 @@ impl Pod {
         let streams = Streams::default();
         replay_log(replay, &streams, &tables, &config.id).await?;
         let record_bytes_max = config.record_bytes_max.as_usize();
-        let limits = Limits { record_bytes_max, decoded_bytes_max: record_bytes_max * DECODED_FACTOR };
+        let decoded_bytes_max = record_bytes_max * DECODED_FACTOR;
+        // A single row has to fit a segment of the log, with what Arrow adds to it.
+        let segment_bytes = usize::try_from(wal.payload_bytes_max()).unwrap_or(usize::MAX);
+        let limits = Limits { record_bytes_max, row_bytes_max: decoded_bytes_max.min(segment_bytes / 2) };
         let lanes = Lanes::start(config.lane_count(), &wal, limits).map_err(|error| {
             Error::unavailable("no_threads", format!("pod {}: cannot start its lanes: {error}", config.id))
         })?;
@@ -83,7 +86,7 @@ impl Pod {
             log: LogEntry { log: wal.log_id(), pod: config.id.clone() },
             peers: Peers::new(peers)?,
             auto_create: config.auto_create,
-            decoded_bytes_max: limits.decoded_bytes_max,
+            decoded_bytes_max,
         };
         scope.spawn("sweep", sweep(scope.clone(), streams));
         let address = serve(&config, listen, service.clone()).await?;

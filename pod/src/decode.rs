@@ -23,4 +23,6 @@ pub struct Decoded {
     pub accepted: usize,
     /// Records that were refused.
     pub refused: usize,
+    /// Bytes of the payload up to the end of the last of them; all of it where none is left.
+    pub payload_bytes: usize,
 }

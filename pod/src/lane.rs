@@ -3,12 +3,13 @@
 //! A lane takes whatever frames wait, and seals a batch whenever the log can take one. While the log is busy the
 //! lane gathers more: batches grow with load by themselves, and at low load a record waits for nothing.
 //!
-//! *Owns*: open batches, their sealing, telling streams that their records are durable.
-//! *Does not own*: order within a stream (`stream::gate`), stable storage (`wal`).
+//! *Owns*: open batches, and when they are sealed.
+//! *Does not own*: order within a stream (`stream::gate`), sealed batches (`lane/sealed`), stable storage (`wal`).
 //! Keeps P8: a record that does not fit is noted in its run and told once that is durable.
 
+mod sealed;
+
 use std::collections::{HashMap, VecDeque};
-use std::fmt::Display;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -27,23 +28,26 @@ use crate::decode::json::JsonDecoder;
 use crate::stream::progress::StreamProgress;
 use crate::stream::{FrameParts, Stream};
 use crate::table::Table;
-use crate::table::batch::{Batch, Reason, Refusal, Run};
-use crate::wal::{Durable, Slot, Wal};
+use crate::table::batch::{Batch, Reason, Refusal, Run, chunk_bytes};
+use crate::wal::Wal;
+use sealed::Sealed;
 
 /// Frames that may wait for one lane; their bytes are bounded by the ingress budget.
 const FRAMES_WAITING_MAX: usize = 4096;
 /// A lane that holds this many payload bytes seals before it takes more.
 const BATCH_BYTES_MAX: usize = 4 << 20;
+/// So does one whose rows have become this large: a record of three bytes can be a row of thousands in a wide table.
+const ROWS_BYTES_MAX: usize = 16 << 20;
 /// Decoders of tables that have no open batch are kept for the next one, up to so many.
 const IDLE_DECODERS_MAX: usize = 256;
 
 /// What one frame may ask of a lane.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Largest single record.
+    /// Largest single record, as sent.
     pub record_bytes_max: usize,
-    /// Largest decoded size of one frame.
-    pub decoded_bytes_max: usize,
+    /// Largest single record as a row.
+    pub row_bytes_max: usize,
 }
 
 /// A frame that has passed its stream's gate.
@@ -83,7 +87,8 @@ impl Lanes {
                 open: HashMap::new(),
                 sealing_order: VecDeque::new(),
                 idle: HashMap::new(),
-                payload_bytes: 0,
+                rest: None,
+                held: Held::default(),
             };
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
             let thread = std::thread::Builder::new().name(format!("lane-{number}"));
@@ -119,8 +124,35 @@ struct LaneTask {
     sealing_order: VecDeque<Target>,
     /// Decoders without an open batch.
     idle: HashMap<Target, JsonDecoder>,
-    /// Payload bytes in the open batches.
+    /// What a frame has left, whose first records have filled a batch.
+    rest: Option<LaneFrame>,
+    /// In the open batches.
+    held: Held,
+}
+
+/// How much is held.
+#[derive(Debug, Clone, Copy, Default)]
+struct Held {
+    /// As it was sent.
     payload_bytes: usize,
+    /// As rows and refusals.
+    rows_bytes: usize,
+}
+
+impl Held {
+    fn has_room(self) -> bool {
+        self.payload_bytes < BATCH_BYTES_MAX && self.rows_bytes < ROWS_BYTES_MAX
+    }
+
+    fn add(&mut self, other: Self) {
+        self.payload_bytes += other.payload_bytes;
+        self.rows_bytes += other.rows_bytes;
+    }
+
+    fn subtract(&mut self, other: Self) {
+        self.payload_bytes -= other.payload_bytes;
+        self.rows_bytes -= other.rows_bytes;
+    }
 }
 
 /// Records of one table and one schema go into one batch.
@@ -133,7 +165,17 @@ struct OpenBatch {
     chunks: Vec<RecordBatch>,
     runs: Vec<OpenRun>,
     permits: Vec<Permit>,
+    /// Of `chunks`, and of what was refused.
+    closed_bytes: usize,
+    held: Held,
+}
+
+/// What was read of a frame.
+struct Read {
+    /// One more than the last offset.
+    end: u64,
     payload_bytes: usize,
+    refused: Vec<Refusal>,
 }
 
 struct OpenRun {
@@ -145,7 +187,7 @@ impl LaneTask {
     async fn run(mut self) {
         let wal = self.wal.clone();
         loop {
-            if self.open.is_empty() {
+            if self.open.is_empty() && self.rest.is_none() {
                 tokio::select! {
                     biased; // frames first: closing waits until none is left
                     frame = self.frames.recv() => match frame {
@@ -161,22 +203,22 @@ impl LaneTask {
             }
             let mut slot = pin!(wal.slot());
             let slot = loop {
-                let has_room = self.payload_bytes < BATCH_BYTES_MAX;
+                let has_room = self.held.has_room() && self.rest.is_none();
                 tokio::select! {
                     biased; // a free slot first: while the log is idle nothing is worth waiting for
                     slot = &mut slot => break slot,
                     Some(frame) = self.frames.recv(), if has_room => self.take(frame),
                 }
             };
-            self.seal_oldest(slot);
+            self.seal_oldest().append(&wal, slot).await;
         }
     }
 
     fn take_waiting(&mut self) {
-        while self.payload_bytes < BATCH_BYTES_MAX {
-            match self.frames.try_recv() {
-                Ok(frame) => self.take(frame),
-                Err(_) => return,
+        while self.held.has_room() {
+            match self.rest.take().or_else(|| self.frames.try_recv().ok()) {
+                Some(frame) => self.take(frame),
+                None => return,
             }
         }
     }
@@ -186,22 +228,22 @@ impl LaneTask {
         if stream.progress.has_fault() {
             return; // what follows a frame that could not be read is given up
         }
-        let (start, bytes) = (frame.offsets.start, frame.parts.payload.len());
+        let start = frame.offsets.start;
         let target = (stream.table.id().clone(), stream.table.schema_id());
         let open = self.open.entry(target.clone()).or_insert_with(|| {
             self.sealing_order.push_back(target.clone());
             OpenBatch::new(stream.table.clone(), self.idle.remove(&target))
         });
+        let before = open.held;
         match open.append(frame, self.limits) {
-            Ok(()) => {
-                open.payload_bytes += bytes;
-                self.payload_bytes += bytes;
-            }
+            Ok(rest) => self.rest = rest,
             Err(error) => {
                 let offset = error.offset.unwrap_or(start);
                 stream.progress.fault(offset, error.at_offset(offset));
             }
         }
+        self.held.subtract(before);
+        self.held.add(open.held);
         if open.runs.is_empty() {
             self.discard(target);
         }
@@ -211,7 +253,7 @@ impl LaneTask {
     fn discard(&mut self, target: Target) {
         let Some(open) = self.open.remove(&target) else { return };
         self.sealing_order.pop_back();
-        self.payload_bytes -= open.payload_bytes;
+        self.held.subtract(open.held);
         self.keep(target, open.json);
     }
 
@@ -224,96 +266,106 @@ impl LaneTask {
         }
     }
 
-    fn seal_oldest(&mut self, slot: Slot) {
+    fn seal_oldest(&mut self) -> Sealed {
         let target = self.sealing_order.pop_front().expect("called with an open batch");
         let mut open = self.open.remove(&target).expect("in step with the order");
-        self.payload_bytes -= open.payload_bytes;
+        self.held.subtract(open.held);
         open.close_json();
         self.keep(target, open.json.take());
-        let sealed = open.seal();
-        let payload = match sealed.batch.encode() {
-            Ok(payload) => payload,
-            Err(error) => return sealed.fail(&error),
-        };
-        let bytes: usize = payload.iter().map(Bytes::len).sum();
-        let bytes_max = self.wal.payload_bytes_max();
-        if bytes as u64 > bytes_max {
-            return sealed.fail(&format!("a batch of {bytes} bytes, more than a log segment's {bytes_max}"));
-        }
-        let appended = self.wal.append(slot, payload, Box::new(move |durable| sealed.durable(durable)));
-        appended.expect("the size was checked");
+        open.seal()
     }
 }
 
 impl OpenBatch {
     fn new(table: Table, json: Option<JsonDecoder>) -> Self {
-        Self { table, json, chunks: Vec::new(), runs: Vec::new(), permits: Vec::new(), payload_bytes: 0 }
+        Self {
+            table,
+            json,
+            chunks: Vec::new(),
+            runs: Vec::new(),
+            permits: Vec::new(),
+            closed_bytes: 0,
+            held: Held::default(),
+        }
     }
 
-    /// Decodes a frame to the end of the batch. Of a frame that fails, only what comes before the error's offset
-    /// is there.
-    fn append(
-        &mut self,
-        frame: LaneFrame,
-        Limits { record_bytes_max, decoded_bytes_max }: Limits,
-    ) -> Result<(), Error> {
-        let LaneFrame { stream, offsets, here, parts } = frame;
-        let mut refused = Vec::new();
-        let mut refuse = |index: usize, reason: Reason| {
-            refused.push(Refusal { offset: offsets.start + index as u64, reason });
-        };
-        let mut end = offsets.end;
+    /// Decodes a frame to the end of the batch, until that is full: answers what is left of the frame then.
+    ///
+    /// # Errors
+    /// A frame that cannot be read. Nothing of it is in the batch.
+    fn append(&mut self, frame: LaneFrame, limits: Limits) -> Result<Option<LaneFrame>, Error> {
+        let LaneFrame { stream, offsets, here, parts: FrameParts { payload, permit } } = frame;
         if here > 0 {
             self.close_json(); // rows that are cut away must not be among others
         }
-        let before = self.chunks.len();
-        match stream.encoding {
-            Encoding::Json => {
-                let records = count_lines(&parts.payload);
-                if records as u64 != offsets.count() {
-                    let message =
-                        format!("frame of {} records: its payload has {records} lines", offsets.count());
-                    return Err(Error::invalid("count_mismatch", message));
-                }
-                let json = match &mut self.json {
-                    Some(json) => json,
-                    None => {
-                        self.json.insert(JsonDecoder::new(self.table.schema().clone(), record_bytes_max)?)
-                    }
-                };
-                let limit = json.bytes() + decoded_bytes_max;
-                let decoded = json.append_within(&parts.payload, stream.unknown, limit, &mut refuse);
-                end = offsets.start + (decoded.accepted + decoded.refused) as u64;
-            }
-            Encoding::Arrow => {
-                let count = usize::try_from(offsets.count()).expect("a frame fits in memory");
-                let mut decoder = stream.arrow.lock().unwrap_or_else(PoisonError::into_inner);
-                let chunks = decoder.decode(&parts.payload, count, stream.unknown, &mut refuse)?;
-                self.close_json();
-                self.chunks.extend(chunks);
-            }
-        }
+        let chunks_before = self.chunks.len();
+        let Read { end, payload_bytes, mut refused } = self.read(&stream, &payload, offsets, limits)?;
         let mut start = offsets.start;
         if here > 0 {
             self.close_json();
             start = end.min(start + here as u64);
             let new = refused.split_off(refused.partition_point(|refusal| refusal.offset < start));
-            let rows = (start - offsets.start) as usize - refused.len();
-            self.cut(before, rows);
+            self.cut(chunks_before, (start - offsets.start) as usize - refused.len());
             stream.progress.judged(start, std::mem::replace(&mut refused, new));
         }
+        self.closed_bytes += refused.iter().map(Refusal::memory_bytes).sum::<usize>();
+        self.held.payload_bytes += payload_bytes;
+        self.held.rows_bytes = self.closed_bytes + self.json.as_ref().map_or(0, JsonDecoder::bytes);
         if start < end {
             self.add_run(&stream, OffsetRange { start, end }, refused);
-            self.permits.push(parts.permit);
         }
-        if end < offsets.end {
-            let message = format!(
-                "frame at offset {}: its records become rows of more than {decoded_bytes_max} bytes; send fewer at once",
-                offsets.start
-            );
-            return Err(Error::invalid("decoded_too_large", message).at_offset(end));
+        if end == offsets.end {
+            self.permits.push(permit);
+            return Ok(None);
         }
-        Ok(())
+        let here = here.saturating_sub((end - offsets.start) as usize);
+        let parts = FrameParts { payload: payload.slice(payload_bytes..), permit };
+        Ok(Some(LaneFrame { stream, offsets: OffsetRange { start: end, ..offsets }, here, parts }))
+    }
+
+    fn read(
+        &mut self,
+        stream: &Stream,
+        payload: &Bytes,
+        offsets: OffsetRange,
+        limits: Limits,
+    ) -> Result<Read, Error> {
+        let mut refused = Vec::new();
+        let mut refuse = |index: usize, reason: Reason| {
+            refused.push(Refusal { offset: offsets.start + index as u64, reason });
+        };
+        match stream.encoding {
+            Encoding::Json => {
+                let records = count_lines(payload);
+                if records as u64 != offsets.count() {
+                    let count = offsets.count();
+                    let message = format!("frame of {count} records: its payload has {records} lines");
+                    return Err(Error::invalid("count_mismatch", message));
+                }
+                let json = match &mut self.json {
+                    Some(json) => json,
+                    None => {
+                        let json = JsonDecoder::new(self.table.schema().clone(), limits.record_bytes_max)?;
+                        self.json.insert(json.with_rows_up_to(limits.row_bytes_max))
+                    }
+                };
+                let bytes_max = json.bytes() + ROWS_BYTES_MAX;
+                let decoded = json.append_within(payload, stream.unknown, bytes_max, &mut refuse);
+                let end = offsets.start + (decoded.accepted + decoded.refused) as u64;
+                Ok(Read { end, payload_bytes: decoded.payload_bytes, refused })
+            }
+            Encoding::Arrow => {
+                let count = usize::try_from(offsets.count()).expect("a frame fits in memory");
+                let mut decoder = stream.arrow.lock().unwrap_or_else(PoisonError::into_inner);
+                let chunks = decoder.decode(payload, count, stream.unknown, &mut refuse)?;
+                self.close_json();
+                for chunk in chunks {
+                    self.closed_bytes += chunk_bytes(&chunk);
+                    self.chunks.push(chunk);
+                }
+                Ok(Read { end: offsets.end, payload_bytes: payload.len(), refused })
+            }
+        }
     }
 
     fn add_run(&mut self, stream: &Stream, offsets: OffsetRange, refused: Vec<Refusal>) {
@@ -334,6 +386,7 @@ impl OpenBatch {
         if let Some(json) = &mut self.json
             && json.rows() > 0
         {
+            self.closed_bytes += json.bytes();
             self.chunks.push(json.finish());
         }
     }
@@ -360,36 +413,6 @@ impl OpenBatch {
             chunks: self.chunks,
             schema: self.table.schema().clone(),
         };
-        Sealed { batch, table: self.table, progresses, _permits: self.permits }
-    }
-}
-
-/// A sealed batch on its way to stable storage, with those who wait for it.
-struct Sealed {
-    batch: Batch,
-    table: Table,
-    /// One for each run.
-    progresses: Vec<Arc<StreamProgress>>,
-    /// Given back when the batch is durable.
-    _permits: Vec<Permit>,
-}
-
-impl Sealed {
-    /// Runs on a log writer's thread: tells the streams, then hands the batch to its table.
-    fn durable(self, durable: Durable) {
-        for (run, progress) in self.batch.runs.iter().zip(&self.progresses) {
-            progress.durable(run.offsets.end, &run.refused);
-        }
-        self.table.offer(durable, Arc::new(self.batch));
-    }
-
-    /// The batch cannot be written in any form: a bug. Its streams end at the first offset concerned.
-    fn fail(self, error: &dyn Display) {
-        tracing::error!(table = %self.batch.table, %error, "a batch cannot be written to the log");
-        for (run, progress) in self.batch.runs.iter().zip(&self.progresses) {
-            let message =
-                format!("table {}: records cannot be written to the log: {error}", self.batch.table);
-            progress.fault(run.offsets.start, Error::internal(message).at_offset(run.offsets.start));
-        }
+        Sealed { batch, table: self.table, progresses, permits: self.permits }
     }
 }

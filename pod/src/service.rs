@@ -59,7 +59,7 @@ pub struct PodService {
     pub peers: Peers,
     /// Whether tables are made from the first records.
     pub auto_create: bool,
-    /// Largest decoded size of one frame.
+    /// Largest decoded size of one Arrow frame.
     pub decoded_bytes_max: usize,
 }
 
@@ -294,7 +294,7 @@ async fn pass(
         let message = format!("stream {stream}: frame at offset {first} of {} records", frame.count);
         return Err(Error::invalid("empty_frame", message).at_offset(first));
     };
-    let permit = service.admission.admit(frame.payload.len()).await;
+    let permit = service.admission.admit(frame.payload.len(), frame.count).await;
     let room = lane.reserve().await.map_err(|_| service.draining())?;
     match hold.send(offsets, room, FrameParts { payload: frame.payload, permit }) {
         Sent::Taken | Sent::Duplicate => Ok(()),

@@ -90,7 +90,7 @@ impl Stream {
     /// A stream that expects `next_offset`, not yet held by a call.
     pub fn new(opening: Opening, next_offset: u64, decoded_bytes_max: usize) -> Self {
         let progress = Arc::new(StreamProgress::default());
-        progress.durable(next_offset, &[]);
+        progress.durable(next_offset);
         Self {
             arrow: Mutex::new(ArrowDecoder::new(opening.table.schema().clone(), decoded_bytes_max)),
             id: opening.id,
@@ -255,7 +255,7 @@ impl Streams {
         let next = entrance.gate.next();
         if resume_at > next {
             // It was elsewhere meanwhile, and what became durable there is acked.
-            stream.progress.durable(resume_at, &[]);
+            stream.progress.durable(resume_at);
         }
         stream.progress.resume(OffsetRange { start: resume_at, end: next });
         entrance.gate.resume(resume_at);

@@ -138,8 +138,11 @@ async fn create_table(
     request: Request,
 ) -> Result<Response, Refusal> {
     let spec = read_spec(request.into_body()).await?;
+    // Two that make the same table at one time may both be told that they did.
+    let existed = app.upstream.describe_table(&table.0).await.is_ok();
     let description = app.upstream.create_table(&table.0, spec).await?;
-    Ok((StatusCode::CREATED, json_response(description)).into_response())
+    let status = if existed { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, json_response(description)).into_response())
 }
 
 async fn read_spec(body: Body) -> Result<Bytes, Refusal> {

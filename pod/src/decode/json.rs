@@ -17,11 +17,16 @@ use crate::table::batch::{Reason, ReasonCode};
 
 /// The rows must be taken out before they have this many bytes: Arrow's offsets have 31 bits.
 pub const BYTES_MAX: usize = 1 << 30;
+/// How many records may come between two looks at the bytes held: counting them walks all columns.
+const RECORDS_UNCOUNTED: usize = 64;
+/// Before and after a record of this size the bytes held are counted.
+const RECORD_COUNTED_BYTES: usize = 64 << 10;
 
 /// Rows of one table, gathered from the records of many frames.
 pub struct JsonDecoder {
     schema: SchemaRef,
     record_bytes_max: usize,
+    row_bytes_max: usize,
     parser: TapeParser,
     columns: Columns,
 }
@@ -33,7 +38,13 @@ impl JsonDecoder {
     /// `Invalid` (`unsupported_type`) where the schema has a type that no table takes.
     pub fn new(schema: SchemaRef, record_bytes_max: usize) -> Result<Self, Error> {
         let columns = Columns::new(schema.fields())?;
-        Ok(Self { schema, record_bytes_max, parser: TapeParser::new(), columns })
+        Ok(Self { schema, record_bytes_max, row_bytes_max: BYTES_MAX, parser: TapeParser::new(), columns })
+    }
+
+    /// Refuses records that become rows of more than `bytes`.
+    #[must_use]
+    pub fn with_rows_up_to(self, bytes: usize) -> Self {
+        Self { row_bytes_max: bytes, ..self }
     }
 
     /// Appends the records of a payload: its lines that are not blank. For each refused record calls `refuse` with its
@@ -47,9 +58,9 @@ impl JsonDecoder {
         self.append_within(payload, unknown, BYTES_MAX, refuse)
     }
 
-    /// As `append`, but stops before a record as soon as the rows held have `bytes_max` bytes. What was looked at is
-    /// `accepted + refused`. A record of three bytes can become a row of thousands in a wide table, so that a payload's
-    /// size bounds nothing by itself.
+    /// As `append`, but stops before a record as soon as the rows held and what was refused have `bytes_max` bytes. A
+    /// record of three bytes can become a row of thousands in a wide table, so that a payload's size bounds nothing by
+    /// itself.
     pub fn append_within(
         &mut self,
         payload: &[u8],
@@ -57,23 +68,28 @@ impl JsonDecoder {
         bytes_max: usize,
         refuse: &mut dyn FnMut(usize, Reason),
     ) -> Decoded {
-        /// How many records between two looks at the bytes held: counting them walks all columns.
-        const RECORDS_UNCOUNTED: usize = 64;
         let mut decoded = Decoded::default();
+        let (mut refused_bytes, mut uncounted) = (0, 0);
         for (place, record) in lines(payload).enumerate() {
-            let looked_at = decoded.accepted + decoded.refused;
-            if looked_at > 0 && looked_at.is_multiple_of(RECORDS_UNCOUNTED) && self.bytes() >= bytes_max {
-                break;
+            if uncounted >= RECORDS_UNCOUNTED || record.len() >= RECORD_COUNTED_BYTES {
+                uncounted = 0;
+                if place > 0 && self.bytes() + refused_bytes >= bytes_max {
+                    return decoded;
+                }
             }
+            uncounted += 1;
             match self.append_record(record, unknown) {
                 Ok(()) => decoded.accepted += 1,
                 Err(fault) => {
                     decoded.refused += 1;
-                    refuse(place, fault.into_reason());
+                    let reason = fault.into_reason();
+                    refused_bytes += reason.memory_bytes();
+                    refuse(place, reason);
                 }
             }
+            decoded.payload_bytes = record.as_ptr().addr() - payload.as_ptr().addr() + record.len();
         }
-        decoded
+        Decoded { payload_bytes: payload.len(), ..decoded }
     }
 
     /// Rows held.
@@ -100,8 +116,16 @@ impl JsonDecoder {
             return Err(Fault::new(ReasonCode::RecordTooLarge, message));
         }
         let rows = self.columns.rows();
+        let bytes_before = (text.len() >= RECORD_COUNTED_BYTES).then(|| self.bytes());
         let columns = &mut self.columns;
-        let appended = self.parser.parse(text, |record| columns.append(record, 0, unknown));
+        let mut appended = self.parser.parse(text, |record| columns.append(record, 0, unknown));
+        if let (Ok(()), Some(before)) = (&appended, bytes_before)
+            && self.bytes() - before > self.row_bytes_max
+        {
+            let (bytes, most) = (self.bytes() - before, self.row_bytes_max);
+            let message = format!("the record becomes a row of {bytes} bytes, at most {most} are taken");
+            appended = Err(Fault::new(ReasonCode::RecordTooLarge, message));
+        }
         if appended.is_err() {
             self.columns.truncate(rows);
         }
@@ -139,7 +163,8 @@ mod tests {
         let mut refused = Vec::new();
         let rows = decoder.rows();
         let decoded = decoder.append(payload, unknown, &mut |place, reason| refused.push((place, reason)));
-        assert_eq!(decoded, Decoded { accepted: decoder.rows() - rows, refused: refused.len() });
+        let accepted = decoder.rows() - rows;
+        assert_eq!(decoded, Decoded { accepted, refused: refused.len(), payload_bytes: payload.len() });
         refused
     }
 
@@ -290,6 +315,26 @@ mod tests {
         check("map<string, int64>", "[]", WRONG);
     }
 
+    #[test]
+    fn what_is_no_json_is_told_in_words() {
+        for (record, expected) in [
+            (&b"{\"id\":x}"[..], "expected value at byte 6"),
+            (b"{\"id\":nul}", "expected true, false or null at byte 9"),
+            (b"{id:1}", "key must be a string at byte 1"),
+            (b"{\"id\":1,}", "key must be a string at byte 8"),
+            (b"{\"id\" 1}", "expected `:` at byte 6"),
+            (b"{\"id\":1", "it ends within an object"),
+            (b"{\"id\":1} {}", "trailing characters at byte 9"),
+            (b"{\"id\":01}", "invalid number at byte 7"),
+            (b"{\"id\":\"\xff\"}", "text that is not UTF-8 at byte 7"),
+            (b"", "it ends within a value"),
+        ] {
+            let refused = TapeParser::new().parse(record, |_| Ok(()));
+            let message = refused.expect_err("no JSON").into_reason().message;
+            assert!(message.starts_with(&format!("not a JSON object: {expected}, in ")), "{message}");
+        }
+    }
+
     /// One whole record for a table of `id` (not null) and `text`: code and column of its refusal.
     fn check_record(record: &[u8], expected: Option<(&str, Option<&str>)>) {
         let mut decoder = decoder(&[("id", "int64", false), ("text", "string", true)]);
@@ -367,7 +412,7 @@ mod tests {
         let payload = b"\n{\"n\":0}\r\n\r\n{\"n\":\"x\"}\n{\"n\":2}\n  \nx\n{\"n\":4}";
         let mut places = Vec::new();
         let decoded = decoder.append(payload, UnknownFields::Refuse, &mut |place, _| places.push(place));
-        assert_eq!(decoded, Decoded { accepted: 3, refused: 2 });
+        assert_eq!(decoded, Decoded { accepted: 3, refused: 2, payload_bytes: payload.len() });
         assert_eq!(places, [1, 3]);
         assert_eq!(decoder.finish().column(0).as_primitive::<Int64Type>().values(), &[0, 2, 4]);
     }
@@ -394,7 +439,9 @@ mod tests {
         let payload = b"{}\n".repeat(1000);
         let decoded = decoder.append_within(&payload, UnknownFields::Refuse, 2000, &mut |_, _| {});
         assert!(decoder.bytes() >= 2000 && decoder.bytes() < 2000 + 64 * 20, "{decoded:?}");
-        assert_eq!(decoded, Decoded { accepted: decoder.rows(), refused: 0 });
+        let rest = &payload[decoded.payload_bytes..];
+        assert_eq!((decoded.accepted, decoded.refused), (decoder.rows(), 0));
+        assert_eq!(lines(rest).count(), 1000 - decoded.accepted);
         assert_eq!(decoder.finish().num_rows(), decoded.accepted);
     }
 

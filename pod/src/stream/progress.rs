@@ -4,12 +4,13 @@
 //! *Does not own*: the frontiers' truth: only a durable group raises the one, only a commit the other.
 //! Keeps P3 and P4: both frontiers only rise.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use sluice_shared::error::Error;
 use sluice_shared::ids::{OffsetRange, TableVersion};
 use tokio::sync::Notify;
 
+use crate::admission::Permit;
 use crate::table::batch::Refusal;
 
 /// Shared by a stream's task, the lane, the log's completion and the table. All methods are cheap and never block.
@@ -37,6 +38,8 @@ pub struct Progress {
     pub refusals: Vec<Refusal>,
     /// What is in the log already, and is sent again only for its refusals. Its start rises as that is judged.
     pub again: OffsetRange,
+    /// Of the refusals.
+    pub permits: Vec<Arc<Vec<Permit>>>,
 }
 
 impl Progress {
@@ -59,11 +62,17 @@ impl Progress {
 }
 
 impl StreamProgress {
-    /// All before `next` is durable; `refusals` are among it.
-    pub fn durable(&self, next: u64, refusals: &[Refusal]) {
+    /// These will be durable next. Their batch's share of the ingress budget is held until they are told.
+    pub fn refused(&self, refusals: &[Refusal], permits: &Arc<Vec<Permit>>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.refusals.extend_from_slice(refusals);
+        state.permits.push(Arc::clone(permits));
+    }
+
+    /// All before `next` is durable.
+    pub fn durable(&self, next: u64) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.durable_next = state.durable_next.max(next);
-        state.refusals.extend_from_slice(refusals);
         drop(state);
         self.changed.notify_one();
         self.moved.notify_waiters();
@@ -131,7 +140,10 @@ impl StreamProgress {
             .into_iter()
             .partition(|refusal| refusal.offset < durable_next);
         state.refusals = early;
-        Progress { refusals, ..*state }
+        let permits = std::mem::take(&mut state.permits);
+        let (committed_next, version) = (state.committed_next, state.version);
+        let (fault_at, again) = (state.fault_at, state.again);
+        Progress { durable_next, committed_next, version, fault_at, refusals, again, permits }
     }
 
     /// Resolves when all before `next` is durable, or before the fault where there is one before `next`.

@@ -6,7 +6,7 @@
 //! *Owns*: the batch, its bytes in the log.
 //! *Does not own*: when a batch is sealed (`lane`), what a table makes of it (`table/home`).
 
-use arrow::array::{Array, RecordBatch};
+use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::ipc::reader::StreamDecoder;
@@ -90,6 +90,32 @@ pub struct Run {
     pub offsets: OffsetRange,
     /// Those of them without a row, by rising offset.
     pub refused: Vec<Refusal>,
+}
+
+impl Refusal {
+    /// Bytes that it holds in memory.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.reason.text_bytes()
+    }
+}
+
+impl Reason {
+    /// Bytes that it holds in memory.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.text_bytes()
+    }
+
+    fn text_bytes(&self) -> usize {
+        self.message.len() + self.column.as_ref().map_or(0, String::len)
+    }
+}
+
+/// Bytes that rows hold in memory, or take in the log. Columns that share one buffer each count their own part of it.
+pub fn chunk_bytes(chunk: &RecordBatch) -> usize {
+    /// A column's own, whatever its rows.
+    const COLUMN_BYTES: usize = 192;
+    let bytes = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap_or(0) + COLUMN_BYTES;
+    chunk.columns().iter().map(bytes).sum()
 }
 
 impl Run {
@@ -178,8 +204,49 @@ impl Batch {
     /// Bytes that the rows hold in memory. Columns that share one buffer each count their own part of it.
     pub fn memory_bytes(&self) -> usize {
         let runs = self.runs.len() * size_of::<Run>();
-        let columns = self.chunks.iter().flat_map(RecordBatch::columns);
-        columns.map(|column| column.to_data().get_slice_memory_size().unwrap_or(0)).sum::<usize>() + runs
+        let refused = self.runs.iter().flat_map(|run| &run.refused).map(Refusal::memory_bytes);
+        self.chunks.iter().map(chunk_bytes).chain(refused).sum::<usize>() + runs
+    }
+
+    /// Two batches of about half the records each, in order; itself where it has one record only. The run at the cut is
+    /// in both.
+    pub fn split(self) -> Result<(Self, Self), Box<Self>> {
+        let records: u64 = self.runs.iter().map(|run| run.offsets.count()).sum();
+        if records < 2 {
+            return Err(Box::new(self));
+        }
+        let mut left = records / 2;
+        let (mut first, mut rest) = (Vec::new(), Vec::new());
+        for mut run in self.runs {
+            let cut = run.offsets.start + left.min(run.offsets.count());
+            left -= cut - run.offsets.start;
+            let mut refused = run.refused;
+            run.refused = refused.split_off(refused.partition_point(|refusal| refusal.offset < cut));
+            let offsets = OffsetRange { start: run.offsets.start, end: cut };
+            if !offsets.is_empty() {
+                first.push(Run { stream: run.stream.clone(), offsets, refused, ..run });
+            }
+            run.offsets.start = cut;
+            rest.extend((!run.offsets.is_empty()).then_some(run));
+        }
+        let mut rows: usize = first.iter().map(Run::rows).sum();
+        let (mut chunks, mut chunks_rest) = (Vec::new(), Vec::new());
+        for chunk in self.chunks {
+            let taken = rows.min(chunk.num_rows());
+            rows -= taken;
+            chunks.extend((taken > 0).then(|| chunk.slice(0, taken)));
+            let more = chunk.num_rows() - taken;
+            chunks_rest.extend((more > 0).then(|| chunk.slice(taken, more)));
+        }
+        let first = Self {
+            table: self.table.clone(),
+            table_id: self.table_id.clone(),
+            schema: self.schema.clone(),
+            runs: first,
+            chunks,
+            ..self
+        };
+        Ok((first, Self { runs: rest, chunks: chunks_rest, ..self }))
     }
 
     /// The batch's bytes, in parts that belong one after the other: header length and header, then the rows as
@@ -301,6 +368,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow::array::{Int64Array, StringArray};
+    use arrow::compute::concat_batches;
     use arrow::datatypes::{DataType, Field, Schema};
 
     use super::*;
@@ -331,6 +399,39 @@ mod tests {
 
     fn joined(batch: &Batch) -> Bytes {
         batch.encode().expect("encodes").concat().into()
+    }
+
+    #[test]
+    fn a_batch_is_split_down_to_single_records_without_losing_any() {
+        let mut whole = sample(&[3, 0, 4]);
+        let more = whole.runs[0].clone();
+        let refused = more.refused.iter().map(|refusal| Refusal { offset: 22, ..refusal.clone() }).collect();
+        let offsets = OffsetRange { start: 20, end: 25 };
+        whole.runs.push(Run { stream: StreamId::ephemeral(), offsets, refused, ..more });
+        whole.chunks.extend(sample(&[4]).chunks);
+        let (mut parts, mut singles) = (vec![whole.clone()], Vec::new());
+        while let Some(part) = parts.pop() {
+            assert_eq!(part.rows(), part.runs.iter().map(Run::rows).sum::<usize>());
+            match part.split() {
+                Ok((first, rest)) => parts.extend([rest, first]),
+                Err(single) => singles.push(*single),
+            }
+        }
+        let records = whole
+            .runs
+            .iter()
+            .flat_map(|run| (run.offsets.start..run.offsets.end).map(|offset| (run.stream.clone(), offset)));
+        let split = singles.iter().map(|one| (one.runs[0].stream.clone(), one.runs[0].offsets.start));
+        assert!(split.eq(records));
+        let refused =
+            |batch: &Batch| batch.runs.iter().flat_map(|run| run.refused.clone()).collect::<Vec<_>>();
+        assert_eq!(singles.iter().flat_map(refused).collect::<Vec<_>>(), refused(&whole));
+        let chunks = |batch: &Batch| batch.chunks.clone();
+        let rows = concat_batches(&whole.schema, &singles.iter().flat_map(chunks).collect::<Vec<_>>());
+        assert_eq!(
+            rows.expect("one schema"),
+            concat_batches(&whole.schema, &whole.chunks).expect("one schema")
+        );
     }
 
     #[test]

@@ -468,11 +468,11 @@ impl Shared {
             let first_bytes = state.queue.front().map(|entry| segment::group_bytes(1, entry.bytes));
             match (first_bytes, state.chain) {
                 (None, _) if closing => return None,
-                (Some(bytes), Some(chain)) if state.flights.len() < FLIGHTS_MAX => {
-                    if self.has_place(&mut state, bytes as u64) {
-                        state.chain = None;
-                        return Some(self.fill(&mut state, chain, scratch));
-                    }
+                (Some(bytes), Some(chain))
+                    if state.flights.len() < FLIGHTS_MAX && self.has_place(&mut state, bytes as u64) =>
+                {
+                    state.chain = None;
+                    return Some(self.fill(&mut state, chain, scratch));
                 }
                 _ => {}
             }

@@ -82,7 +82,7 @@ impl Life {
             encoding: Encoding::Json,
             unknown: UnknownFields::Refuse,
         };
-        self.registry.open(opening, RECORDS, 1 << 20).expect("opened")
+        self.registry.open(opening, RECORDS, RECORDS, 1 << 20).expect("opened")
     }
 
     /// Sends a stream's records from `start` and ends it.
