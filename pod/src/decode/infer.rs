@@ -20,6 +20,7 @@ use sluice_shared::table::{COLUMNS_MAX, FIELDS_MAX, NESTING_MAX, types};
 use super::fault::Fault;
 use super::tape::{Record, TapeParser};
 use super::text::{self, Zone};
+use crate::table::batch::ReasonCode;
 
 /// What the values of a column have been so far.
 #[derive(Debug, Default)]
@@ -107,7 +108,7 @@ impl Shape {
         }
         let max = if depth == 1 { COLUMNS_MAX } else { FIELDS_MAX };
         if self.fields.len() == max {
-            return Err(Fault::new("cannot_infer", format!("more than {max} fields")));
+            return Err(Fault::new(ReasonCode::CannotInfer, format!("more than {max} fields")));
         }
         self.places.insert(key.to_owned(), self.fields.len());
         self.fields.push((key.to_owned(), Seen::Nothing));
@@ -126,7 +127,7 @@ impl Shape {
 impl Seen {
     fn see(&mut self, record: &mut Record<'_>, at: usize, depth: usize) -> Result<(), Fault> {
         if depth > NESTING_MAX {
-            return Err(Fault::new("cannot_infer", format!("nested deeper than {NESTING_MAX}")));
+            return Err(Fault::new(ReasonCode::CannotInfer, format!("nested deeper than {NESTING_MAX}")));
         }
         match record.node(at) {
             Node::Static(StaticNode::Null) => Ok(()),
@@ -167,7 +168,10 @@ impl Seen {
                 *self = Text;
                 Ok(())
             }
-            _ => Err(Fault::new("cannot_infer", format!("both {} and {} values", self.word(), other.word()))),
+            _ => Err(Fault::new(
+                ReasonCode::CannotInfer,
+                format!("both {} and {} values", self.word(), other.word()),
+            )),
         }
     }
 
@@ -193,7 +197,7 @@ impl Seen {
             Self::Timestamp => types::timestamp_utc(),
             Self::List(element) => types::list(element.data_type()?, true),
             Self::Struct(shape) if shape.fields.is_empty() => {
-                return Err(Fault::new("cannot_infer", "an object without fields in all records"));
+                return Err(Fault::new(ReasonCode::CannotInfer, "an object without fields in all records"));
             }
             Self::Struct(shape) => DataType::Struct(shape.fields()?.into()),
         })

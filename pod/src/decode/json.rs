@@ -13,7 +13,7 @@ use super::Decoded;
 use super::column::Columns;
 use super::fault::Fault;
 use super::tape::TapeParser;
-use crate::table::batch::Reason;
+use crate::table::batch::{Reason, ReasonCode};
 
 /// The rows must be taken out before they have this many bytes: Arrow's offsets have 31 bits.
 pub const BYTES_MAX: usize = 1 << 30;
@@ -113,7 +113,7 @@ impl JsonDecoder {
         if text.len() > self.record_bytes_max {
             let message =
                 format!("the record has {} bytes, at most {} are taken", text.len(), self.record_bytes_max);
-            return Err(Fault::new("record_too_large", message));
+            return Err(Fault::new(ReasonCode::RecordTooLarge, message));
         }
         let rows = self.columns.rows();
         let bytes_before = (text.len() >= RECORD_COUNTED_BYTES).then(|| self.bytes());
@@ -124,7 +124,7 @@ impl JsonDecoder {
         {
             let (bytes, most) = (self.bytes() - before, self.row_bytes_max);
             let message = format!("the record becomes a row of {bytes} bytes, at most {most} are taken");
-            appended = Err(Fault::new("record_too_large", message));
+            appended = Err(Fault::new(ReasonCode::RecordTooLarge, message));
         }
         if appended.is_err() {
             self.columns.truncate(rows);

@@ -10,6 +10,7 @@ use serde::de::IgnoredAny;
 use simd_json::{Buffers, ErrorType, INPUT_PADDING, Node, StaticNode, Tape};
 
 use super::fault::{Fault, cut};
+use crate::table::batch::ReasonCode;
 
 /// Parses records one after the other in the same memory.
 pub(super) struct TapeParser {
@@ -181,7 +182,7 @@ fn not_json(error: &simd_json::Error, text: &[u8]) -> Fault {
         }),
     };
     let shown = cut(&String::from_utf8_lossy(&text[..text.len().min(200)]));
-    Fault::new("not_json", format!("not a JSON object: {what}, in {shown:?}"))
+    Fault::new(ReasonCode::NotJson, format!("not a JSON object: {what}, in {shown:?}"))
 }
 
 /// The fast parser names what it tried last; a slow one is asked what it expected, and where.
@@ -206,7 +207,8 @@ fn number_out_of_range(text: &[u8]) -> Option<Fault> {
     find_numbers(text, |start, end, key| {
         let number = std::str::from_utf8(&text[start..end]).unwrap_or_default();
         if first.is_none() && number.parse::<f64>().is_ok_and(f64::is_infinite) {
-            let fault = Fault::new("out_of_range", format!("{} is beyond every number type", cut(number)));
+            let fault =
+                Fault::new(ReasonCode::OutOfRange, format!("{} is beyond every number type", cut(number)));
             first = Some(fault.within(&String::from_utf8_lossy(key)));
         }
     });
