@@ -2,10 +2,14 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=src/proto");
-    let descriptors = protox::compile(["src/proto/pod.proto", "src/proto/zerobus.proto"], ["src/proto"])?;
+    let descriptors = protox::compile(
+        ["src/proto/pod.proto", "src/proto/zerobus.proto", "src/proto/flight.proto"],
+        ["src/proto"],
+    )?;
     tonic_prost_build::configure()
         .bytes(".sluice.pod.v1")
         .bytes(".databricks.zerobus")
+        .bytes(".arrow.flight.protocol")
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -19,6 +19,7 @@ import unittest
 # The client logs what the cases make go wrong on purpose.
 os.environ.setdefault("RUST_LOG", "off")
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from zerobus.sdk.shared import (
     HeadersProvider,
@@ -149,6 +150,21 @@ class Conformance(unittest.TestCase):
         self.assertEqual([row["id"] for row in rows], list(range(601)))
         self.assertEqual([row["_offset"] for row in rows], list(range(601)))
         self.assertEqual(len({row["_stream"] for row in rows}), 1)
+
+    def test_arrow_batches(self):
+        sluice = self.start()
+        sdk = ZerobusSdk(f"http://{sluice.gateway.address}", f"http://{sluice.gateway.address}")
+        schema = pa.schema([("id", pa.int64()), ("name", pa.large_utf8())])
+        stream = sdk.create_arrow_stream_with_headers_provider(TABLE, schema, Headers())
+        for first, rows in [(0, 10), (10, 1), (11, 150_000)]:
+            ids = pa.array(range(first, first + rows), pa.int64())
+            names = pa.array([f"n{n}" for n in range(rows)], pa.large_utf8())
+            offset = stream.ingest_batch(pa.RecordBatch.from_arrays([ids, names], schema=schema))
+        stream.wait_for_offset(offset)
+        stream.flush()
+        stream.close()
+        sluice.end()
+        self.assertEqual([row["id"] for row in sluice.rows()], list(range(150_011)))
 
     def test_a_bad_record_ends_the_stream_and_is_named(self):
         sluice = self.start()

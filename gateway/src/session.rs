@@ -164,6 +164,7 @@ impl<'a, E: Edge> Session<'a, E> {
         let terms = OpenTerms {
             stream: Some(opened.stream.clone()),
             session: Some(opened.session),
+            stream_end: opened.stream_end,
             schema_id: opened.schema_id,
             ..terms
         };

@@ -58,6 +58,8 @@ pub(crate) struct OpenTerms {
     pub(crate) session: Option<SessionId>,
     /// First offset that is still held here, or that a named stream's producer has had no answer for.
     pub(crate) resume_at: Option<u64>,
+    /// Where the stream ended when its session began.
+    pub(crate) stream_end: u64,
     /// Of the payloads.
     pub(crate) encoding: Encoding,
     /// Fields that the table does not have.
@@ -84,6 +86,7 @@ impl OpenTerms {
             stream: self.stream.as_ref().map(ToString::to_string).unwrap_or_default(),
             session: self.session.map_or(0, |session| session.0),
             resume_at: self.resume_at,
+            stream_end: self.stream_end,
             encoding: encoding.into(),
             ignore_unknown: self.unknown == UnknownFields::Ignore,
             schema: self.schema.clone(),

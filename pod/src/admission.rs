@@ -1,6 +1,6 @@
 //! Whether a pod takes a frame now, and whether it takes a new stream at all.
 //!
-//! *Owns*: the ingress budget, in bytes of frames that are accepted but not yet durable, or have untold refusals.
+//! *Owns*: the ingress budget, in bytes of frames that are accepted but not yet durable.
 //! *Does not own*: the order of frames (`stream::gate`), the memory of durable batches (`table`).
 //! Keeps P7: waiting for a permit is the back-pressure; permits are served in the order they were asked for (P9).
 
@@ -15,11 +15,11 @@ use crate::wal::Wal;
 
 /// Budget is counted in units of this many bytes, so that it fits the semaphore.
 const UNIT_BYTES: usize = 1024;
-/// What a record may cost beside its payload: room for its refusal, which is held until it is told.
+/// What a record may cost beside its payload: room for its refusal.
 const RECORD_BYTES: usize = 200;
 const RETRY_AFTER_FULL: Duration = Duration::from_secs(2);
 
-/// Bytes of the ingress budget, held until the frame is durable and its refusals are told.
+/// Bytes of the ingress budget, held until the frame is durable.
 #[must_use = "dropping a permit gives its bytes back"]
 #[derive(Debug)]
 pub struct Permit {

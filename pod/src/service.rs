@@ -33,6 +33,8 @@ use crate::table::batch::Refusal;
 
 /// Answers that may wait for one gateway to read them.
 const ANSWERS_WAITING_MAX: usize = 8;
+/// Refusals of one stream that may wait to be told before it takes another frame.
+const REFUSALS_WAITING_MAX: usize = 4096;
 /// Refusals told in one message.
 const REFUSALS_PER_MESSAGE: usize = 500;
 /// Code of the error that ends a call whose stream a newer call has taken over.
@@ -294,6 +296,7 @@ async fn pass(
         let message = format!("stream {stream}: frame at offset {first} of {} records", frame.count);
         return Err(Error::invalid("empty_frame", message).at_offset(first));
     };
+    hold.stream.progress.refusals_at_most(REFUSALS_WAITING_MAX).await;
     let permit = service.admission.admit(frame.payload.len(), frame.count).await;
     let room = lane.reserve().await.map_err(|_| service.draining())?;
     match hold.send(offsets, room, FrameParts { payload: frame.payload, permit }) {

@@ -21,9 +21,10 @@ use crate::error::Error;
 const PIPE_BYTES: usize = 1 << 20;
 /// Dials that may wait for the pod to accept them.
 const DIALS_WAITING_MAX: usize = 16;
-/// HTTP/2 flow-control windows: a link carries many streams, each with bytes in flight.
-const LINK_WINDOW_BYTES: u32 = 16 << 20;
-const CALL_WINDOW_BYTES: u32 = 4 << 20;
+/// HTTP/2 flow-control windows. Each call has its own budget; that of the link is never the one that is used up, or a few
+/// calls that nobody reads would hold up all others.
+const LINK_WINDOW_BYTES: u32 = 1 << 30;
+const CALL_WINDOW_BYTES: u32 = 2 << 20;
 /// Largest HTTP/2 frame that a pod takes: a request is written and read in one piece, where the default of 16 KiB would
 /// cut it in many.
 const LINK_FRAME_BYTES: u32 = 1 << 20;

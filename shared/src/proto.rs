@@ -14,3 +14,8 @@ pub const MESSAGE_BYTES_MAX: usize = 32 << 20;
 pub mod zerobus {
     tonic::include_proto!("databricks.zerobus");
 }
+
+/// The one call of Arrow Flight that Zerobus's Arrow mode is: `proto/flight.proto`.
+pub mod flight {
+    tonic::include_proto!("arrow.flight.protocol");
+}

@@ -30,6 +30,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use crate::app::{App, Connection};
 use crate::edge::websocket;
+use crate::edge::zerobus::flight::{self, Flight};
 use crate::edge::zerobus::{self, Zerobus};
 use crate::session::going_away;
 
@@ -66,6 +67,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/tables/{table}", get(describe_table).put(create_table))
         .route("/v1/tables/{table}/stream", get(stream))
         .route_service(zerobus::PATH, Zerobus::server(Arc::clone(&app)))
+        .route_service(flight::PATH, Flight::server(Arc::clone(&app)))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .with_state(app)

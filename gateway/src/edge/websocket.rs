@@ -448,6 +448,7 @@ fn open_terms(open: Open, request: Request) -> Result<OpenTerms, Error> {
         stream: ephemeral.then(StreamId::ephemeral),
         session: ephemeral.then_some(SessionId(1)),
         resume_at,
+        stream_end: 0,
         encoding: open.encoding,
         unknown: if ignores { UnknownFields::Ignore } else { UnknownFields::Refuse },
         schema,

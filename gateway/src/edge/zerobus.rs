@@ -4,17 +4,18 @@
 //! clients kill a stream whose acks go back or too far, take no answer for a single bad record, and reconnect without a
 //! pause when an open stream fails for a reason that may pass: so such a failure is told late.
 //!
-//! *Owns*: the service's messages, the map from requests to records, the pace of failures.
-//! *Does not own*: what a stream means (`session`), the HTTP/2 connection (`app`).
+//! *Owns*: the messages of `EphemeralStream`.
+//! *Does not own*: what a stream means (`session`), the HTTP/2 connection (`app`), Arrow (`flight`).
 
-use std::collections::VecDeque;
+pub(crate) mod flight;
+mod calls;
+
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Rejected, UnknownFields};
-use sluice_shared::ids::{OffsetRange, SessionId, StreamId, TableName};
+use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, UnknownFields};
+use sluice_shared::ids::{SessionId, StreamId, TableName};
 use sluice_shared::proto::zerobus::ephemeral_stream_request::Payload as Ask;
 use sluice_shared::proto::zerobus::ephemeral_stream_response::Payload as Answer;
 use sluice_shared::proto::zerobus::ingest_record_batch_request::Batch;
@@ -22,22 +23,18 @@ use sluice_shared::proto::zerobus::ingest_record_request::Record;
 use sluice_shared::proto::zerobus::{self, EphemeralStreamRequest, EphemeralStreamResponse, RecordType};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::app::App;
 use crate::edge::json_text;
 use crate::session::{self, Edge, Ended, Input, Records};
 use crate::upstream::OpenTerms;
+use calls::{Answers, Requests, status, table_header};
 
 /// Where the service is mounted.
 pub(crate) const PATH: &str = "/databricks.zerobus.Zerobus/{method}";
-/// Names the table in each call's headers; clients with headers of their own may leave it out.
-const TABLE_HEADER: &str = "x-databricks-zerobus-table-name";
 /// Answers that may wait for a client to read them.
 const ANSWERS_WAITING_MAX: usize = 8;
-/// After a failure that may pass clients reconnect at once, some 800 times a second: they are told this much later.
-const TARPIT: Duration = Duration::from_secs(1);
 
 /// The service.
 #[derive(Clone)]
@@ -76,37 +73,18 @@ impl zerobus::zerobus_server::Zerobus for Zerobus {
     }
 }
 
-fn table_header(headers: &MetadataMap) -> Result<Option<TableName>, Error> {
-    let Some(value) = headers.get(TABLE_HEADER) else { return Ok(None) };
-    let text = value.to_str().map_err(|_| {
-        Error::invalid("invalid_table_name", format!("header {TABLE_HEADER} is not printable ASCII"))
-    })?;
-    Ok(Some(text.parse()?))
-}
-
-fn status(error: &Error) -> Status {
-    let code = Status::from(error.clone()).code();
-    let mut message = error.message.clone();
-    if let Some(column) = &error.column {
-        message = format!("column {column}: {message}");
-    }
-    Status::new(code, format!("{message} [{}]", error.code))
-}
-
 async fn serve(mut edge: ZerobusEdge, table: Option<TableName>, app: Arc<App>) {
     let ended = match edge.terms(table, &app).await {
         Ok(terms) => Box::pin(session::run(&mut edge, &app, terms)).await,
         Err(ended) => ended,
     };
-    edge.close(ended, &app).await;
+    edge.answers.close(ended, edge.opened, &app).await;
 }
 
 /// One call.
 struct ZerobusEdge {
     requests: Streaming<EphemeralStreamRequest>,
-    answers: mpsc::Sender<StreamAnswer>,
-    /// Told, and not yet taken by the call.
-    waiting: VecDeque<EphemeralStreamResponse>,
+    answers: Answers<EphemeralStreamResponse>,
     encoding: Encoding,
     opened: bool,
     /// The client has half-closed.
@@ -116,71 +94,11 @@ struct ZerobusEdge {
     refused: Option<Error>,
 }
 
-/// Requests whose records are not all durable.
-#[derive(Debug, Default)]
-struct Requests {
-    /// By rising offset.
-    open: VecDeque<Sent>,
-    /// Offset of the next request.
-    next: i64,
-    /// One more than the offset of the last record.
-    records_end: u64,
-    durable_next: u64,
-    /// The first refused record: neither its request nor a later one is ever acked.
-    refused_at: Option<u64>,
-}
-
-/// A request that was received.
-#[derive(Debug, Clone, Copy)]
-struct Sent {
-    offset: i64,
-    records: OffsetRange,
-}
-
-impl Requests {
-    /// Takes a request of `records` records.
-    ///
-    /// # Errors
-    /// An offset that is not the next one.
-    fn push(&mut self, offset: Option<i64>, records: u32) -> Result<(), Error> {
-        let expected = self.next;
-        let got = offset.ok_or_else(|| Error::invalid("missing_offset", "a request without `offset_id`"))?;
-        if got != expected {
-            let message = format!("Non-incremental offset: expected {expected}, actual {got}");
-            return Err(Error::invalid("offset_gap", message));
-        }
-        self.next += 1;
-        let start = self.records_end;
-        self.records_end += u64::from(records);
-        self.open.push_back(Sent { offset: got, records: OffsetRange { start, end: self.records_end } });
-        Ok(())
-    }
-
-    /// The last request that is newly covered, when all records before `next` are durable.
-    fn durable(&mut self, next: u64) -> Option<i64> {
-        self.durable_next = self.durable_next.max(next);
-        let covered = self.refused_at.map_or(self.durable_next, |refused| refused.min(self.durable_next));
-        let mut last = None;
-        while self.open.front().is_some_and(|sent| sent.records.end <= covered) {
-            last = self.open.pop_front().map(|sent| sent.offset);
-        }
-        last
-    }
-
-    /// The request that holds a record, and the record's place in it.
-    fn request_of(&self, record: u64) -> Option<(i64, u64)> {
-        let at = self.open.partition_point(|sent| sent.records.end <= record);
-        let sent = self.open.get(at).filter(|sent| sent.records.contains(record))?;
-        Some((sent.offset, record - sent.records.start))
-    }
-}
-
 impl ZerobusEdge {
     fn new(requests: Streaming<EphemeralStreamRequest>, answers: mpsc::Sender<StreamAnswer>) -> Self {
         Self {
             requests,
-            answers,
-            waiting: VecDeque::new(),
+            answers: Answers::new(answers),
             encoding: Encoding::Json,
             opened: false,
             finished: false,
@@ -237,46 +155,7 @@ impl ZerobusEdge {
     }
 
     fn answer(&mut self, answer: Answer) {
-        self.waiting.push_back(EphemeralStreamResponse { payload: Some(answer) });
-        self.flush();
-    }
-
-    /// Hands over what the call takes without waiting.
-    fn flush(&mut self) {
-        while let Ok(room) = self.answers.try_reserve() {
-            let Some(answer) = self.waiting.pop_front() else { return };
-            room.send(Ok(answer));
-        }
-    }
-
-    fn refuse(&mut self, rejected: &Rejected) {
-        if self.sent.refused_at.is_some_and(|first| first <= rejected.offset) {
-            return;
-        }
-        self.sent.refused_at = Some(rejected.offset);
-        let place = match self.sent.request_of(rejected.offset) {
-            Some((request, record)) => format!("request {request}, record {record}"),
-            None => format!("record {}", rejected.offset),
-        };
-        let column = rejected.column.as_ref().map(|column| format!(", column {column}")).unwrap_or_default();
-        let message = format!("{place}{column}: {}", rejected.message);
-        self.refused = Some(Error::invalid(&rejected.code, message));
-    }
-
-    /// Ends the call as the session did.
-    async fn close(self, ended: Ended, app: &App) {
-        let Ended::Failed(error) = ended else { return };
-        tracing::info!(code = error.code, %error, "zerobus stream refused");
-        app.metrics.error(&error);
-        if self.opened && error.retryable {
-            tokio::select! {
-                biased; // the gateway's end does not wait for it
-                () = app.scope.cancelled() => {}
-                () = tokio::time::sleep(TARPIT) => {}
-            }
-        }
-        // A client that is gone needs no answer.
-        let _ = self.answers.send(Err(status(&error))).await;
+        self.answers.tell(EphemeralStreamResponse { payload: Some(answer) });
     }
 }
 
@@ -289,14 +168,9 @@ impl Edge for ZerobusEdge {
             let reading = read && !self.finished;
             let request = tokio::select! {
                 biased; // what was told leaves first: acks let the client go on
-                room = self.answers.reserve(), if !self.waiting.is_empty() => {
-                    let (Ok(room), Some(answer)) = (room, self.waiting.pop_front()) else {
-                        return Input::Gone("call ended");
-                    };
-                    room.send(Ok(answer));
-                    return Input::Cleared;
+                left = self.answers.progress() => {
+                    return if left { Input::Cleared } else { Input::Gone("call ended") };
                 }
-                () = self.answers.closed() => return Input::Gone("call ended"),
                 request = self.requests.message(), if reading => request,
             };
             match request {
@@ -319,11 +193,11 @@ impl Edge for ZerobusEdge {
     }
 
     fn has_room(&self) -> bool {
-        self.waiting.is_empty() && self.answers.capacity() > 0
+        self.answers.has_room()
     }
 
     fn is_clear(&self) -> bool {
-        self.waiting.is_empty()
+        self.answers.is_clear()
     }
 
     fn tell(&mut self, frame: &GatewayFrame) {
@@ -338,7 +212,9 @@ impl Edge for ZerobusEdge {
                     self.ack(durable + 1);
                 }
             }
-            GatewayFrame::Rejected(rejected) => self.refuse(rejected),
+            GatewayFrame::Rejected(rejected) => {
+                self.refused = self.sent.refuse(rejected).or(self.refused.take())
+            }
             GatewayFrame::Move(moving) => {
                 let seconds = Some(i64::try_from(moving.after_ms / 1000).unwrap_or(i64::MAX));
                 let nanos = Some((moving.after_ms % 1000) as i32 * 1_000_000);
@@ -383,6 +259,7 @@ fn open_terms(
         stream: Some(StreamId::ephemeral()),
         session: Some(SessionId(1)),
         resume_at: None,
+        stream_end: 0,
         encoding: Encoding::Json,
         unknown: UnknownFields::Refuse,
         schema: Bytes::new(),
@@ -414,45 +291,4 @@ fn json_batch(batch: Option<Batch>) -> Result<(Bytes, u32), Error> {
         payload.extend_from_slice(b"\n");
     }
     Ok((payload.freeze(), count))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn requests(records: &[u32]) -> Requests {
-        let mut requests = Requests::default();
-        for (offset, records) in records.iter().enumerate() {
-            requests.push(Some(offset as i64), *records).expect("in order");
-        }
-        requests
-    }
-
-    #[test]
-    fn a_request_is_acked_when_all_its_records_are_durable_and_only_once() {
-        let mut requests = requests(&[1, 3, 0, 2]);
-        assert_eq!(requests.durable(1), Some(0));
-        assert_eq!(requests.durable(3), None);
-        assert_eq!(requests.durable(4), Some(2));
-        assert_eq!(requests.durable(4), None);
-        assert_eq!(requests.durable(6), Some(3));
-    }
-
-    #[test]
-    fn neither_the_request_of_a_refused_record_nor_a_later_one_is_acked() {
-        let mut requests = requests(&[1, 3, 2]);
-        requests.refused_at = Some(2);
-        assert_eq!(requests.request_of(2), Some((1, 1)));
-        assert_eq!(requests.durable(6), Some(0));
-        assert_eq!(requests.durable(6), None);
-    }
-
-    #[test]
-    fn offsets_are_every_number_once() {
-        let mut requests = requests(&[1, 1]);
-        assert_eq!(requests.push(Some(1), 1).expect_err("again").code, "offset_gap");
-        assert_eq!(requests.push(Some(3), 1).expect_err("gap").code, "offset_gap");
-        assert_eq!(requests.push(None, 1).expect_err("none").code, "missing_offset");
-        requests.push(Some(2), 1).expect("the next one");
-    }
 }

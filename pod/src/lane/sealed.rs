@@ -21,7 +21,7 @@ pub(super) struct Sealed {
     pub(super) table: Table,
     /// One for each run.
     pub(super) progresses: Vec<Arc<StreamProgress>>,
-    /// Given back when the batch is durable and its refusals are told.
+    /// Given back when the batch is durable.
     pub(super) permits: Vec<Permit>,
 }
 
@@ -75,10 +75,9 @@ impl Sealed {
 
     /// Runs on a log writer's thread: tells the streams, then hands the batch to its table.
     fn durable(self, durable: Durable) {
-        let permits = Arc::new(self.permits);
         for (run, progress) in self.batch.runs.iter().zip(&self.progresses) {
             if !run.refused.is_empty() {
-                progress.refused(&run.refused, &permits);
+                progress.refused(&run.refused);
             }
             progress.durable(run.offsets.end);
         }

@@ -104,6 +104,7 @@ struct Wish {
     stream: Option<StreamId>,
     session: SessionId,
     resume_at: Option<u64>,
+    stream_end: u64,
     encoding: Encoding,
     unknown: UnknownFields,
     schema: Bytes,
@@ -113,7 +114,7 @@ impl Wish {
     /// The stream goes on in its session: its gateway knows where.
     fn go_on(&self, id: StreamId, session: SessionId) -> Place {
         let resume_at = self.resume_at.unwrap_or(0);
-        Place { id, session, next_offset: resume_at, resume_at }
+        Place { id, session, next_offset: resume_at.max(self.stream_end), resume_at }
     }
 }
 
@@ -139,6 +140,7 @@ impl TryFrom<proto::Open> for Wish {
             stream,
             session: SessionId(open.session),
             resume_at: open.resume_at,
+            stream_end: open.stream_end,
             encoding,
             unknown: if open.ignore_unknown { UnknownFields::Ignore } else { UnknownFields::Refuse },
             schema: open.schema,

@@ -4,13 +4,12 @@
 //! *Does not own*: the frontiers' truth: only a durable group raises the one, only a commit the other.
 //! Keeps P3 and P4: both frontiers only rise.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use sluice_shared::error::Error;
 use sluice_shared::ids::{OffsetRange, TableVersion};
 use tokio::sync::Notify;
 
-use crate::admission::Permit;
 use crate::table::batch::Refusal;
 
 /// Shared by a stream's task, the lane, the log's completion and the table. All methods are cheap and never block.
@@ -38,8 +37,6 @@ pub struct Progress {
     pub refusals: Vec<Refusal>,
     /// What is in the log already, and is sent again only for its refusals. Its start rises as that is judged.
     pub again: OffsetRange,
-    /// Of the refusals.
-    pub permits: Vec<Arc<Vec<Permit>>>,
 }
 
 impl Progress {
@@ -62,11 +59,22 @@ impl Progress {
 }
 
 impl StreamProgress {
-    /// These will be durable next. Their batch's share of the ingress budget is held until they are told.
-    pub fn refused(&self, refusals: &[Refusal], permits: &Arc<Vec<Permit>>) {
+    /// These will be durable next.
+    pub fn refused(&self, refusals: &[Refusal]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.refusals.extend_from_slice(refusals);
-        state.permits.push(Arc::clone(permits));
+    }
+
+    /// Resolves when at most `most` refusals are untold: a stream whose gateway does not listen takes no more frames, and
+    /// costs the others nothing.
+    pub async fn refusals_at_most(&self, most: usize) {
+        loop {
+            let moved = self.moved.notified();
+            if self.state.lock().unwrap_or_else(PoisonError::into_inner).refusals.len() <= most {
+                return;
+            }
+            moved.await;
+        }
     }
 
     /// All before `next` is durable.
@@ -140,10 +148,12 @@ impl StreamProgress {
             .into_iter()
             .partition(|refusal| refusal.offset < durable_next);
         state.refusals = early;
-        let permits = std::mem::take(&mut state.permits);
-        let (committed_next, version) = (state.committed_next, state.version);
-        let (fault_at, again) = (state.fault_at, state.again);
-        Progress { durable_next, committed_next, version, fault_at, refusals, again, permits }
+        let taken = Progress { refusals, ..*state };
+        drop(state);
+        if !taken.refusals.is_empty() {
+            self.moved.notify_waiters();
+        }
+        taken
     }
 
     /// Resolves when all before `next` is durable, or before the fault where there is one before `next`.

@@ -65,13 +65,22 @@ pub enum DeltaError {
     Unsupported(String),
     /// The kernel refused, or storage failed.
     #[error("delta: {0}")]
-    Kernel(#[from] KernelError),
+    Kernel(KernelError),
     /// Storage failed.
     #[error("storage: {0}")]
     Store(#[from] object_store::Error),
     /// The blocking task did not end well.
     #[error("delta task: {0}")]
     Task(#[from] tokio::task::JoinError),
+}
+
+impl From<KernelError> for DeltaError {
+    fn from(error: KernelError) -> Self {
+        match error {
+            KernelError::Unsupported(what) => Self::Unsupported(format!("cannot be written to: {what}")),
+            other => Self::Kernel(other),
+        }
+    }
 }
 
 /// What a table is, as long as its metadata stays the same.

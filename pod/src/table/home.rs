@@ -32,6 +32,8 @@ use crate::wal::Wal;
 const MAILBOX: usize = 16;
 /// How often a load is tried again that met another pod's first commit.
 const LOADS_MAX: u32 = 5;
+/// Tries at one commit before its table's task pauses, and looks whether it has to end.
+const COMMIT_TRIES_MAX: u32 = 10;
 /// Longest pause after a conflict grows to this.
 const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(50);
 
@@ -310,6 +312,12 @@ impl HomeTask {
                 return Ok(CommitOutcome::Committed(self.view.clone()));
             }
             tries += 1;
+            if tries == COMMIT_TRIES_MAX {
+                let name = &self.config.name;
+                return Err(HomeError::Again(format!(
+                    "table {name}: {tries} tries to commit came to nothing"
+                )));
+            }
             self.pause(tries).await;
         }
     }
@@ -410,6 +418,7 @@ fn failed(config: &HomeConfig, error: DeltaError) -> HomeError {
             let what = format!("there is no table {name}: {how}");
             HomeError::Stopped(Error::not_found("table_not_found", what))
         }
+        // What another writer has done to a table does not pass by itself: it must not hold up all others.
         DeltaError::Unsupported(what) => {
             HomeError::Stopped(Error::invalid("table_unsupported", format!("table {name} {what}")))
         }

@@ -190,6 +190,30 @@ async fn a_producer_that_resumes_a_named_stream_hears_what_it_missed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_an_older_session_wrote_is_not_written_again_when_a_pod_is_lost() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = with_table(data.path()).await;
+    let mut first = Call::open(&client, named(0, None)).await.expect("opens");
+    first.send(0..10, &[3]).await;
+    first.durable(10).await;
+    let second = Call::open(&client, named(0, Some(2))).await.expect("opens");
+    let (session, stream_end) = (second.opened.session, second.opened.stream_end);
+    assert_eq!((session, stream_end), (2, 10));
+    drop((first, second));
+    pod.drain().await;
+    // The gateway opens the stream again, with what its producer has had no answer for.
+    let (pod, client) = start(data.path()).await;
+    let reopened = proto::Open { stream_end, ..named(session, Some(2)) };
+    let mut reopened = Call::open(&client, reopened).await.expect("opens");
+    reopened.send(2..12, &[3, 11]).await;
+    let told = reopened.committed(12).await;
+    assert_eq!((told.refused, told.durable_next), (vec![3, 11], 12));
+    assert_eq!(rows(&client).await, 10);
+    assert!(!data.path().join("tables/main/default/t__rejected").exists(), "nothing was set aside");
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_to_be_sent_again_may_not_be_left_out() {
     let data = TempDir::new().expect("a directory");
     let (pod, client) = with_table(data.path()).await;

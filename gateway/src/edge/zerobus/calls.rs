@@ -1,0 +1,219 @@
+//! What the streaming calls of Zerobus have in common.
+//!
+//! *Owns*: the map from requests to records, answers that wait for their call, the form and the pace of failures.
+//! *Does not own*: the messages of either call (`zerobus`, `flight`).
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use sluice_shared::error::Error;
+use sluice_shared::frame::Rejected;
+use sluice_shared::ids::{OffsetRange, TableName};
+use tokio::sync::mpsc;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+use crate::app::App;
+use crate::session::Ended;
+
+/// Names the table in each call's headers; clients with headers of their own may leave it out.
+const TABLE_HEADER: &str = "x-databricks-zerobus-table-name";
+/// After a failure that may pass clients reconnect at once, some 800 times a second: they are told this much later.
+const TARPIT: Duration = Duration::from_secs(1);
+
+pub(super) fn table_header(headers: &MetadataMap) -> Result<Option<TableName>, Error> {
+    let Some(value) = headers.get(TABLE_HEADER) else { return Ok(None) };
+    let text = value.to_str().map_err(|_| {
+        Error::invalid("invalid_table_name", format!("header {TABLE_HEADER} is not printable ASCII"))
+    })?;
+    Ok(Some(text.parse()?))
+}
+
+pub(super) fn status(error: &Error) -> Status {
+    let code = Status::from(error.clone()).code();
+    let mut message = error.message.clone();
+    if let Some(column) = &error.column {
+        message = format!("column {column}: {message}");
+    }
+    Status::new(code, format!("{message} [{}]", error.code))
+}
+
+/// Answers on their way to a call.
+pub(super) struct Answers<T> {
+    sender: mpsc::Sender<Result<T, Status>>,
+    /// Told, and not yet taken by the call.
+    waiting: VecDeque<T>,
+}
+
+impl<T: Send> Answers<T> {
+    pub(super) fn new(sender: mpsc::Sender<Result<T, Status>>) -> Self {
+        Self { sender, waiting: VecDeque::new() }
+    }
+
+    /// Hands over what the call takes without waiting.
+    pub(super) fn tell(&mut self, answer: T) {
+        self.waiting.push_back(answer);
+        while let Ok(room) = self.sender.try_reserve() {
+            let Some(answer) = self.waiting.pop_front() else { return };
+            room.send(Ok(answer));
+        }
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.waiting.is_empty() && self.sender.capacity() > 0
+    }
+
+    pub(super) fn is_clear(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Resolves when one that waited has left (true), or the call has ended (false). May be dropped at any time.
+    pub(super) async fn progress(&mut self) -> bool {
+        if self.waiting.is_empty() {
+            self.sender.closed().await;
+            return false;
+        }
+        match (self.sender.reserve().await, self.waiting.pop_front()) {
+            (Ok(room), Some(answer)) => {
+                room.send(Ok(answer));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends the call as the session did. `opened`: the client has been told that its stream is open.
+    pub(super) async fn close(self, ended: Ended, opened: bool, app: &App) {
+        let Ended::Failed(error) = ended else { return };
+        tracing::info!(code = error.code, %error, "zerobus stream refused");
+        app.metrics.error(&error);
+        if opened && error.retryable {
+            tokio::select! {
+                biased; // the gateway's end does not wait for it
+                () = app.scope.cancelled() => {}
+                () = tokio::time::sleep(TARPIT) => {}
+            }
+        }
+        // A client that is gone needs no answer.
+        let _ = self.sender.send(Err(status(&error))).await;
+    }
+}
+
+/// Requests whose records are not all durable.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    /// By rising offset.
+    open: VecDeque<Sent>,
+    /// Offset of the next request.
+    next: i64,
+    /// One more than the offset of the last record.
+    records_end: u64,
+    pub(super) durable_next: u64,
+    /// The first refused record: neither its request nor a later one is ever acked.
+    pub(super) refused_at: Option<u64>,
+}
+
+/// A request that was received.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent {
+    offset: i64,
+    records: OffsetRange,
+}
+
+impl Requests {
+    /// Takes a request of `records` records.
+    ///
+    /// # Errors
+    /// An offset that is not the next one.
+    pub(super) fn push(&mut self, offset: Option<i64>, records: u32) -> Result<(), Error> {
+        let expected = self.next;
+        let got = offset.ok_or_else(|| Error::invalid("missing_offset", "a request without `offset_id`"))?;
+        if got != expected {
+            let message = format!("Non-incremental offset: expected {expected}, actual {got}");
+            return Err(Error::invalid("offset_gap", message));
+        }
+        self.next += 1;
+        let start = self.records_end;
+        self.records_end += u64::from(records);
+        self.open.push_back(Sent { offset: got, records: OffsetRange { start, end: self.records_end } });
+        Ok(())
+    }
+
+    /// The last request that is newly covered, when all records before `next` are durable.
+    pub(super) fn durable(&mut self, next: u64) -> Option<i64> {
+        self.durable_next = self.durable_next.max(next);
+        let covered = self.covered();
+        let mut last = None;
+        while self.open.front().is_some_and(|sent| sent.records.end <= covered) {
+            last = self.open.pop_front().map(|sent| sent.offset);
+        }
+        last
+    }
+
+    /// A record was refused: what the stream has to end with, unless an earlier one was.
+    pub(super) fn refuse(&mut self, rejected: &Rejected) -> Option<Error> {
+        if self.refused_at.is_some_and(|first| first <= rejected.offset) {
+            return None;
+        }
+        self.refused_at = Some(rejected.offset);
+        let place = match self.request_of(rejected.offset) {
+            Some((request, record)) => format!("request {request}, record {record}"),
+            None => format!("record {}", rejected.offset),
+        };
+        let column = rejected.column.as_ref().map(|column| format!(", column {column}")).unwrap_or_default();
+        Some(Error::invalid(&rejected.code, format!("{place}{column}: {}", rejected.message)))
+    }
+
+    /// How many records are durable, those from a refused one on excepted.
+    pub(super) fn covered(&self) -> u64 {
+        self.refused_at.map_or(self.durable_next, |refused| refused.min(self.durable_next))
+    }
+
+    /// The request that holds a record, and the record's place in it.
+    fn request_of(&self, record: u64) -> Option<(i64, u64)> {
+        let at = self.open.partition_point(|sent| sent.records.end <= record);
+        let sent = self.open.get(at).filter(|sent| sent.records.contains(record))?;
+        Some((sent.offset, record - sent.records.start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requests(records: &[u32]) -> Requests {
+        let mut requests = Requests::default();
+        for (offset, records) in records.iter().enumerate() {
+            requests.push(Some(offset as i64), *records).expect("in order");
+        }
+        requests
+    }
+
+    #[test]
+    fn a_request_is_acked_when_all_its_records_are_durable_and_only_once() {
+        let mut requests = requests(&[1, 3, 0, 2]);
+        assert_eq!(requests.durable(1), Some(0));
+        assert_eq!(requests.durable(3), None);
+        assert_eq!(requests.durable(4), Some(2));
+        assert_eq!(requests.durable(4), None);
+        assert_eq!(requests.durable(6), Some(3));
+    }
+
+    #[test]
+    fn neither_the_request_of_a_refused_record_nor_a_later_one_is_acked() {
+        let mut requests = requests(&[1, 3, 2]);
+        requests.refused_at = Some(2);
+        assert_eq!(requests.request_of(2), Some((1, 1)));
+        assert_eq!(requests.durable(6), Some(0));
+        assert_eq!(requests.durable(6), None);
+    }
+
+    #[test]
+    fn offsets_are_every_number_once() {
+        let mut requests = requests(&[1, 1]);
+        assert_eq!(requests.push(Some(1), 1).expect_err("again").code, "offset_gap");
+        assert_eq!(requests.push(Some(3), 1).expect_err("gap").code, "offset_gap");
+        assert_eq!(requests.push(None, 1).expect_err("none").code, "missing_offset");
+        requests.push(Some(2), 1).expect("the next one");
+    }
+}

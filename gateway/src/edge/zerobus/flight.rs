@@ -1,0 +1,276 @@
+//! Zerobus's Arrow mode: Arrow Flight's `DoPut` with JSON metadata.
+//!
+//! The first message is the schema; each that follows is one record batch, whose rows are records. Acks count rows, and
+//! may end inside a batch.
+//!
+//! *Owns*: Flight's messages, their form as Arrow IPC streams, the JSON beside them.
+//! *Does not own*: what is in a batch (the pod), what a stream means (`session`).
+
+use std::sync::Arc;
+
+use arrow::ipc::{MessageHeader, root_as_message};
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::Deserialize;
+use serde_json::json;
+use sluice_shared::error::Error;
+use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, UnknownFields};
+use sluice_shared::ids::{SessionId, StreamId, TableName};
+use sluice_shared::proto::flight::flight_service_server::{FlightService, FlightServiceServer};
+use sluice_shared::proto::flight::{FlightData, PutResult};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::calls::{Answers, Requests, status, table_header};
+use super::{ANSWERS_WAITING_MAX, MESSAGE_OVERHEAD_BYTES};
+use crate::app::App;
+use crate::session::{self, Edge, Ended, Input, Records};
+use crate::upstream::OpenTerms;
+
+/// Where the service is mounted.
+pub(crate) const PATH: &str = "/arrow.flight.protocol.FlightService/{method}";
+/// Before each message of an Arrow IPC stream, with its length.
+const CONTINUATION: [u8; 4] = [0xff; 4];
+const IPC_ALIGN: usize = 8;
+
+/// The service.
+#[derive(Clone)]
+pub(crate) struct Flight {
+    app: Arc<App>,
+}
+
+impl Flight {
+    /// The service as it is mounted.
+    pub(crate) fn server(app: Arc<App>) -> FlightServiceServer<Self> {
+        let message_bytes_max = app.config.frame_bytes_max.as_usize() + MESSAGE_OVERHEAD_BYTES;
+        FlightServiceServer::new(Self { app }).max_decoding_message_size(message_bytes_max)
+    }
+}
+
+#[tonic::async_trait]
+impl FlightService for Flight {
+    type DoPutStream = ReceiverStream<Result<PutResult, Status>>;
+
+    async fn do_put(
+        &self,
+        request: Request<Streaming<FlightData>>,
+    ) -> Result<Response<Self::DoPutStream>, Status> {
+        let table = table_header(request.metadata()).and_then(|table| {
+            let message = "no header x-databricks-zerobus-table-name: in Arrow mode it names the table";
+            table.ok_or_else(|| Error::invalid("invalid_table_name", message))
+        });
+        let table = table.map_err(|error| status(&error))?;
+        let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
+        let edge = FlightEdge {
+            messages: request.into_inner(),
+            answers: Answers::new(answers),
+            schema: Bytes::new(),
+            opened: false,
+            finished: false,
+            sent: Requests::default(),
+            last_offset: -1,
+            refused: None,
+        };
+        self.app.scope.spawn("flight stream", serve(edge, table, Arc::clone(&self.app)));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+async fn serve(mut edge: FlightEdge, table: TableName, app: Arc<App>) {
+    let ended = match edge.terms(table, &app).await {
+        Ok(terms) => Box::pin(session::run(&mut edge, &app, terms)).await,
+        Err(ended) => ended,
+    };
+    edge.answers.close(ended, edge.opened, &app).await;
+}
+
+/// One call.
+struct FlightEdge {
+    messages: Streaming<FlightData>,
+    answers: Answers<PutResult>,
+    /// The schema message as it begins each frame.
+    schema: Bytes,
+    opened: bool,
+    /// The client has half-closed.
+    finished: bool,
+    sent: Requests,
+    /// Of the last message that is wholly acked.
+    last_offset: i64,
+    /// Why the stream has to end: a row that was refused.
+    refused: Option<Error>,
+}
+
+/// What comes with each batch.
+#[derive(Deserialize)]
+struct Metadata {
+    offset_id: i64,
+}
+
+impl FlightEdge {
+    /// What the stream is to be opened with: the headers and the schema say it.
+    async fn terms(&mut self, table: TableName, app: &App) -> Result<OpenTerms, Ended> {
+        let first = tokio::select! {
+            biased; // drain first: the client may never say anything
+            () = app.scope.draining() => return Err(Ended::Failed(session::going_away())),
+            first = tokio::time::timeout(app.config.handshake_timeout(), self.messages.message()) => first,
+        };
+        let first = match first {
+            Ok(Ok(Some(first))) => first,
+            Ok(Ok(None) | Err(_)) => return Err(Ended::Gone),
+            Err(_) => return Err(Ended::Failed(expected_schema("nothing within the handshake timeout"))),
+        };
+        match header_of(&first.data_header).map_err(Ended::Failed)? {
+            (MessageHeader::Schema, _) => {}
+            (other, _) => return Err(Ended::Failed(expected_schema(&format!("{other:?}")))),
+        }
+        let mut schema = BytesMut::new();
+        put_message(&mut schema, &first.data_header, &[]);
+        self.schema = schema.freeze();
+        Ok(OpenTerms {
+            table,
+            name: None,
+            stream: Some(StreamId::ephemeral()),
+            session: Some(SessionId(1)),
+            resume_at: None,
+            stream_end: 0,
+            encoding: Encoding::Arrow,
+            unknown: UnknownFields::Refuse,
+            schema: self.schema.clone(),
+            schema_id: None,
+            rate_bytes_per_s: None,
+            last_pod: None,
+        })
+    }
+
+    /// Takes a message. None where it brings no rows.
+    fn take(&mut self, message: &FlightData) -> Result<Option<Records>, Error> {
+        let metadata: Metadata = serde_json::from_slice(&message.app_metadata).map_err(|error| {
+            let what = format!("app_metadata is not {{\"offset_id\":N}}: {error}");
+            Error::invalid("missing_offset", what)
+        })?;
+        let rows = match header_of(&message.data_header)? {
+            (MessageHeader::RecordBatch, rows) => rows,
+            (other, _) => {
+                let what = format!("a message of kind {other:?}: expected record batches of plain columns");
+                return Err(Error::invalid("invalid_arrow", what));
+            }
+        };
+        self.sent.push(Some(metadata.offset_id), rows)?;
+        if rows == 0 {
+            self.ack(self.sent.durable_next);
+            return Ok(None);
+        }
+        let bytes = self.schema.len() + message.data_header.len() + message.data_body.len() + 2 * IPC_ALIGN;
+        let mut payload = BytesMut::with_capacity(bytes);
+        payload.put_slice(&self.schema);
+        put_message(&mut payload, &message.data_header, &message.data_body);
+        Ok(Some(Records { first_offset: None, count: rows, payload: payload.freeze() }))
+    }
+
+    fn ack(&mut self, durable_next: u64) {
+        let before = self.sent.covered();
+        let offset = self.sent.durable(durable_next);
+        self.last_offset = offset.unwrap_or(self.last_offset);
+        if offset.is_some() || self.sent.covered() > before {
+            self.tell_acked(None);
+        }
+    }
+
+    fn tell_acked(&mut self, close_after_ms: Option<u64>) {
+        let (offset, records) = (self.last_offset, self.sent.covered());
+        let mut metadata = json!({ "ack_up_to_offset": offset, "ack_up_to_records": records });
+        if let Some(ms) = close_after_ms {
+            metadata["close_stream_duration_ms"] = ms.into();
+        }
+        self.answers.tell(PutResult { app_metadata: metadata.to_string().into() });
+    }
+}
+
+impl Edge for FlightEdge {
+    async fn next(&mut self, read: bool) -> Input {
+        loop {
+            if let Some(error) = self.refused.take() {
+                return Input::Refused(error);
+            }
+            let reading = read && !self.finished;
+            let message = tokio::select! {
+                biased; // what was told leaves first: acks let the client go on
+                left = self.answers.progress() => {
+                    return if left { Input::Cleared } else { Input::Gone("call ended") };
+                }
+                message = self.messages.message(), if reading => message,
+            };
+            match message {
+                Ok(Some(message)) => match self.take(&message) {
+                    Ok(Some(records)) => return Input::Records(records),
+                    Ok(None) => {}
+                    Err(error) => return Input::Refused(error),
+                },
+                Ok(None) => {
+                    self.finished = true;
+                    return Input::Finish(FinishWhen::Durable);
+                }
+                Err(error) if error.code() == tonic::Code::OutOfRange => {
+                    let message = format!("{}: send smaller batches", error.message());
+                    return Input::Refused(Error::invalid("record_too_large", message));
+                }
+                Err(_) => return Input::Gone("connection lost"),
+            }
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.answers.has_room()
+    }
+
+    fn is_clear(&self) -> bool {
+        self.answers.is_clear()
+    }
+
+    fn tell(&mut self, frame: &GatewayFrame) {
+        match frame {
+            // Ready: clients wait for it before they send a batch.
+            GatewayFrame::Opened(_) => {
+                self.opened = true;
+                self.tell_acked(None);
+            }
+            GatewayFrame::Ack(ack) => {
+                if let Some(durable) = ack.durable {
+                    self.ack(durable + 1);
+                }
+            }
+            GatewayFrame::Rejected(rejected) => {
+                self.refused = self.sent.refuse(rejected).or(self.refused.take());
+            }
+            GatewayFrame::Move(moving) => self.tell_acked(Some(moving.after_ms)),
+            // How the session ended is told by `close`.
+            GatewayFrame::Error(_) => {}
+        }
+    }
+}
+
+fn expected_schema(got: &str) -> Error {
+    Error::invalid("expected_schema", format!("the first message has to be the schema, got {got}"))
+}
+
+/// The kind of a message, and its rows.
+fn header_of(header: &[u8]) -> Result<(MessageHeader, u32), Error> {
+    let message = root_as_message(header).map_err(|error| {
+        Error::invalid("invalid_arrow", format!("data_header is no Arrow IPC message: {error}"))
+    })?;
+    let rows = message.header_as_record_batch().map_or(0, |batch| batch.length());
+    let rows = u32::try_from(rows);
+    let rows =
+        rows.map_err(|_| Error::invalid("invalid_arrow", "a batch with an impossible number of rows"))?;
+    Ok((message.header_type(), rows))
+}
+
+/// A message as it stands in an Arrow IPC stream.
+fn put_message(to: &mut BytesMut, header: &[u8], body: &[u8]) {
+    let padded = header.len().next_multiple_of(IPC_ALIGN);
+    to.put_slice(&CONTINUATION);
+    to.put_u32_le(u32::try_from(padded).expect("messages are bounded to some MiB"));
+    to.put_slice(header);
+    to.put_bytes(0, padded - header.len());
+    to.put_slice(body);
+}
