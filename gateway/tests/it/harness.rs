@@ -44,6 +44,8 @@ type Answers = mpsc::Sender<Result<StreamResponse, Status>>;
 pub(crate) struct Memory {
     /// Ack each request at once.
     pub(crate) acks: bool,
+    /// Frames are not kept.
+    pub(crate) forgets: bool,
     /// Records whose payload holds this are refused.
     pub(crate) refuses: Option<&'static str>,
     /// What the next opens are answered with instead of `opened`.
@@ -169,7 +171,9 @@ impl FakePod {
                     let ack = proto::Ack { durable_next: next, committed_next: next, version: next * 10 };
                     answers.push(Answer::Ack(ack));
                 }
-                memory.frames[call].extend(frames.frames);
+                if !memory.forgets {
+                    memory.frames[call].extend(frames.frames);
+                }
             }
         });
         answers
