@@ -116,6 +116,12 @@ impl FakePod {
         drop(waited.expect("the pod lives"));
     }
 
+    /// Answers on a call, in the order of their opens.
+    pub(crate) async fn answer_on(&self, call: usize, answer: Answer) {
+        let call = self.see(|memory| memory.calls[call].clone());
+        call.send(Ok(StreamResponse { kind: Some(answer) })).await.expect("the call is open");
+    }
+
     /// Answers on the newest call.
     pub(crate) async fn answer(&self, answer: Result<Answer, Status>) {
         let call = self.see(|memory| memory.calls.last().cloned()).expect("a call");

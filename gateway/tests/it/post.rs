@@ -12,7 +12,8 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use sluice_gateway::{Gateway, GatewayConfig};
 use sluice_shared::error::Error;
-use sluice_shared::proto::Encoding;
+use sluice_shared::proto::stream_response::Kind as Answer;
+use sluice_shared::proto::{self, Encoding};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tower::ServiceExt;
@@ -404,6 +405,38 @@ async fn a_pod_that_is_lost_in_mid_body_shows_as_a_pause() {
     posting.send(b"{\"a\":2}\n").await;
     let (status, answer) = posting.end().await;
     assert_eq!((status, &answer["records"], &answer["durable"]), (200, &json!(2), &json!(1)), "{answer}");
+}
+
+#[tokio::test]
+async fn a_gateway_that_goes_away_answers_what_it_has() {
+    let pod = FakePod::start("pod-1");
+    pod.tell(|memory| memory.acks = false);
+    let gateway = gateway(&[&pod]).await;
+    let mut half = Posting::begin(&gateway, PATH, NDJSON).await;
+    half.send(b"{\"a\":1}\n{\"a\":2").await;
+    pod.until("a record", |memory| memory.records() == 1).await;
+    let mut whole = Posting::begin(&gateway, PATH, NDJSON).await;
+    whole.send(b"{\"a\":3}\n{\"a\":4}\n").await;
+    whole.socket.write_all(b"0\r\n\r\n").await.expect("sends");
+    pod.until("the finish", |memory| memory.finishes.len() == 1).await;
+    let answers = async {
+        // The one that has not finished is told first, and its records are made durable.
+        pod.until("another finish", |memory| memory.finishes.len() == 2).await;
+        for (call, records) in [(0, 1), (1, 2)] {
+            pod.answer_on(
+                call,
+                Answer::Ack(proto::Ack { durable_next: records, committed_next: 0, version: 0 }),
+            )
+            .await;
+            pod.answer_on(call, Answer::Finished(proto::Finished {})).await;
+        }
+        (half.answer().await, whole.answer().await)
+    };
+    let draining = gateway.drain(std::time::Duration::from_secs(15));
+    let ((), (half, (status, whole))) = tokio::join!(draining, answers);
+    assert_eq!((&half.1["durable"], &half.1["error"]["retryable"]), (&json!(0), &json!(true)), "{}", half.1);
+    check_error(half, (503, "gateway_draining"));
+    assert_eq!((status, &whole["durable"]), (200, &json!(1)), "{whole}");
 }
 
 #[tokio::test]

@@ -111,6 +111,14 @@ async fn a_post_with_a_key_can_be_sent_again_after_anything() {
         good.for_each(|(at, id)| ledger.owe(stream, at as u64, *id));
         ledger.check().await;
     }
+    // What goes beyond the end of a key's stream is added to it.
+    let id = ledger.id();
+    let longer = format!("{body}{{\"id\":{id}}}\n");
+    let headers = format!("{NDJSON}idempotency-key: b\r\n");
+    let got = answer(post(&server, path, &headers, longer.as_bytes()).await);
+    assert_eq!((&got["records"], &got["committed"]), (&json!(1001), &json!(1000)), "{got}");
+    ledger.owe(got["stream"].as_str().expect("a stream"), 1000, id);
+    ledger.check().await;
     server.expect_no_stream().await;
     server.end();
 }
