@@ -369,6 +369,7 @@ async fn a_producer_is_not_blamed_while_it_is_not_read() {
     for _ in 0..10 {
         posting.send(&b"{}\n".repeat(1000)).await;
     }
+    // Three times as long as a body may bring nothing.
     tokio::time::sleep(std::time::Duration::from_millis(900)).await;
     let sent = pod.see(|memory| memory.records());
     assert!(sent < 10_000, "the window holds {sent} records");
