@@ -35,7 +35,8 @@ pub struct GatewayConfig {
     pub connections_max: usize,
     /// How long a producer may take to send a request's header, and to finish its WebSocket upgrade.
     pub handshake_timeout_ms: u64,
-    /// How long a socket may take no bytes at all while there is something to tell its producer.
+    /// How long a socket may take no bytes at all while there is something to tell its producer, and how long a
+    /// post's body may bring none while it is read.
     pub write_timeout_ms: u64,
     /// How long a pod may take to answer one `open`.
     pub open_timeout_ms: u64,

@@ -6,5 +6,6 @@
 
 pub(crate) mod http;
 mod json_text;
+mod post;
 pub(crate) mod websocket;
 pub(crate) mod zerobus;

@@ -110,6 +110,8 @@ enum Link {
 struct Ending {
     how: Ended,
     deadline: Instant,
+    /// The producer asked for the stream's end before: it is told so if that comes in time.
+    may_finish: bool,
 }
 
 /// Opens the stream and carries it to its end.
@@ -339,7 +341,8 @@ impl<'a, E: Edge> Session<'a, E> {
     /// ends like this.
     fn end(&mut self, how: Ended) {
         if self.ending.is_none() {
-            self.ending = Some(Ending { how, deadline: Instant::now() + self.app.config.close_timeout() });
+            let deadline = Instant::now() + self.app.config.close_timeout();
+            self.ending = Some(Ending { how, deadline, may_finish: false });
             self.finish.get_or_insert(FinishWhen::Durable);
         }
     }
@@ -355,7 +358,9 @@ impl<'a, E: Edge> Session<'a, E> {
 
     fn deadline_passed(&mut self) -> Result<(), Ended> {
         let Some(ending) = self.ending.take() else {
+            let has_finished = self.finish.is_some();
             self.end(Ended::Failed(going_away()));
+            self.ending.iter_mut().for_each(|ending| ending.may_finish = has_finished);
             return Ok(());
         };
         let all_durable = self.all_durable();
@@ -412,7 +417,10 @@ impl<'a, E: Edge> Session<'a, E> {
             let held = self.window.first_held();
             return broken(&format!("the pod finished the stream, but offset {held} is not durable"));
         }
-        self.ending.take().map_or(Ended::Finished, |ending| ending.how)
+        match self.ending.take() {
+            Some(ending) if !ending.may_finish => ending.how,
+            _ => Ended::Finished,
+        }
     }
 
     /// The call has ended before the stream did.

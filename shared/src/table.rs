@@ -132,6 +132,19 @@ impl TableSpec {
     }
 }
 
+/// The producers' columns, as a pod describes its table to people (`{"spec":{"schema":{"fields":[…]}}}`). A type that is
+/// not known here counts as text. None where that is no description.
+pub fn described_columns(description: &[u8]) -> Option<SchemaRef> {
+    let description: serde_json::Value = serde_json::from_slice(description).ok()?;
+    let fields = description["spec"]["schema"]["fields"].as_array()?;
+    let field = |field: &serde_json::Value| {
+        let name = field["name"].as_str().unwrap_or_default();
+        let data_type = field["type"].as_str().and_then(|text| types::parse(text).ok());
+        Field::new(name, data_type.unwrap_or(DataType::Utf8), field["nullable"] != false)
+    };
+    Some(Schema::new(fields.iter().map(field).collect::<Vec<_>>()).into())
+}
+
 /// The known name that `unknown` was probably meant to be.
 pub fn nearest_name<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     const DISTANCE_MAX: usize = 2;

@@ -19,12 +19,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::SchemaRef;
 use futures_util::future::try_join_all;
 use serde_json::Value;
 use sluice_client::{Client, Encoding, Progress, Stream, Summary, UnknownFields};
 use sluice_shared::ids::TableName;
-use sluice_shared::table::types;
+use sluice_shared::table::described_columns;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -184,23 +184,15 @@ async fn read_ahead(args: &SendArgs, table: &TableName) -> Result<(Input, Pieces
 async fn columns_of(urls: &str, table: &TableName) -> Result<Option<SchemaRef>> {
     let path = format!("/v1/tables/{table}");
     let answer = http::get_from_any(urls, &path).await?;
-    let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     match answer.status {
-        200 => {}
-        404 => return Ok(None),
+        200 => described_columns(&answer.body).context("the table's description has no columns").map(Some),
+        404 => Ok(None),
         status => {
+            let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
             let why = body["error"]["message"].as_str().unwrap_or("no reason given");
             bail!("GET {path} was answered with status {status}: {why}");
         }
     }
-    let fields =
-        body["spec"]["schema"]["fields"].as_array().context("the table's description has no columns")?;
-    let field = |field: &Value| {
-        let name = field["name"].as_str().unwrap_or_default();
-        let data_type = field["type"].as_str().and_then(|text| types::parse(text).ok());
-        Field::new(name, data_type.unwrap_or(DataType::Utf8), field["nullable"] != false)
-    };
-    Ok(Some(Arc::new(Schema::new(fields.iter().map(field).collect::<Vec<_>>()))))
 }
 
 impl Sender {

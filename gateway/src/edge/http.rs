@@ -1,7 +1,7 @@
-//! HTTP: tables, health, metrics, and the upgrade to WebSocket. Every error is JSON: `{"error":{…}}`.
+//! HTTP: paths, tables, health, metrics, and the upgrade to WebSocket. Every error is JSON: `{"error":{…}}`.
 //!
 //! *Owns*: paths, headers, statuses.
-//! *Does not own*: what comes after the upgrade (`websocket`), what a table is (the pods).
+//! *Does not own*: what comes after the upgrade (`websocket`), posts of records (`post`), what a table is (the pods).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, FromRequestParts, Path, Request, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use bytes::Bytes;
 use http::header::{
     CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, RETRY_AFTER, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY,
@@ -21,7 +21,7 @@ use http::{HeaderValue, Method, StatusCode, Uri, Version};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use sluice_shared::error::Error;
 use sluice_shared::frame::{SUBPROTOCOL, UnknownFields};
 use sluice_shared::ids::TableName;
@@ -29,9 +29,9 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use crate::app::{App, Connection};
-use crate::edge::websocket;
 use crate::edge::zerobus::flight::{self, Flight};
 use crate::edge::zerobus::{self, Zerobus};
+use crate::edge::{post as posts, websocket};
 use crate::session::going_away;
 
 /// A table spec is a schema and some properties.
@@ -52,6 +52,10 @@ Send, with any WebSocket tool:
   the answers are {\"durable\":N} and {\"committed\":N,\"version\":V}: records 0 to N are safe, or in the table.
   ?name=NAME makes a stream that can be resumed; ?unknown=ignore drops fields that the table does not have.
 
+Or in one go:
+  POST /v1/tables/TABLE/records (NDJSON, JSON, CSV or an Arrow IPC stream, by Content-Type; gzip or zstd)
+  ?wait=committed answers when all is in the table; an Idempotency-Key makes it safe to send again.
+
 Tables:  GET /v1/tables   GET /v1/tables/TABLE   PUT /v1/tables/TABLE (a table spec in JSON)
 State:   GET /healthz   GET /readyz   GET /metrics
 ";
@@ -66,6 +70,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/tables", get(list_tables))
         .route("/v1/tables/{table}", get(describe_table).put(create_table))
         .route("/v1/tables/{table}/stream", get(stream))
+        .route("/v1/tables/{table}/records", post(posts::records))
+        .route("/zerobus/v1/tables/{table}/insert", post(posts::insert))
         .route_service(zerobus::PATH, Zerobus::server(Arc::clone(&app)))
         .route_service(flight::PATH, Flight::server(Arc::clone(&app)))
         .fallback(unknown_path)
@@ -74,10 +80,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 }
 
 /// An error with the status and headers that HTTP has for it.
-struct Refusal {
-    error: Box<Error>,
-    status: StatusCode,
-    header: Option<(HeaderName, HeaderValue)>,
+pub(super) struct Refusal {
+    pub(super) error: Box<Error>,
+    pub(super) status: StatusCode,
+    pub(super) header: Option<(HeaderName, HeaderValue)>,
 }
 
 impl From<Error> for Refusal {
@@ -91,14 +97,13 @@ impl From<Error> for Refusal {
 }
 
 impl Refusal {
-    fn with(code: &str, message: impl Into<String>, status: StatusCode) -> Self {
+    pub(super) fn with(code: &str, message: impl Into<String>, status: StatusCode) -> Self {
         Self { error: Box::new(Error::invalid(code, message)), status, header: None }
     }
-}
 
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let mut response = json_response(json!({ "error": self.error }).to_string());
+    /// Answers with a body of its own.
+    pub(super) fn respond(self, body: Value) -> Response {
+        let mut response = json_response(body.to_string());
         *response.status_mut() = self.status;
         response.headers_mut().extend(self.header);
         response.extensions_mut().insert(Code(*self.error));
@@ -106,11 +111,18 @@ impl IntoResponse for Refusal {
     }
 }
 
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let body = json!({ "error": self.error });
+        self.respond(body)
+    }
+}
+
 /// Rides on a refusal's response to where errors are counted.
 #[derive(Clone)]
 pub(crate) struct Code(pub(crate) Error);
 
-fn json_response(body: impl Into<Body>) -> Response {
+pub(super) fn json_response(body: impl Into<Body>) -> Response {
     ([(CONTENT_TYPE, JSON)], body.into()).into_response()
 }
 
@@ -171,7 +183,7 @@ async fn unknown_path(uri: Uri) -> Refusal {
     let path = uri.path();
     // Below tables only a name that is none leads here: an empty one, or one with a slash.
     if let Some(name) = path.strip_prefix(TABLES) {
-        let name = name.strip_suffix("/stream").unwrap_or(name);
+        let name = name.strip_suffix("/stream").or_else(|| name.strip_suffix("/records")).unwrap_or(name);
         if let Err(error) = name.parse::<TableName>() {
             return Error::from(error).into();
         }
@@ -186,7 +198,7 @@ async fn unknown_method(method: Method, uri: Uri) -> Refusal {
 }
 
 /// The table that a path names.
-struct Table(TableName);
+pub(super) struct Table(pub(super) TableName);
 
 impl<S: Send + Sync> FromRequestParts<S> for Table {
     type Rejection = Refusal;

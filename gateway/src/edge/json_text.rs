@@ -91,12 +91,19 @@ fn one_line(value: &[u8]) -> Lines {
     Lines { count: Some(1), payload: payload.freeze() }
 }
 
-/// Appends a value and a line end. Line ends inside it become spaces, or where they stand in a string (which
-/// JSON forbids) carriage returns, which JSON forbids there as well: the verdict stays the same.
+/// Appends a value that is not blank, and a line end.
 fn put_line(to: &mut BytesMut, value: &[u8]) -> Option<()> {
     if is_blank(value) {
         return None;
     }
+    put_value(to, value);
+    to.put_u8(b'\n');
+    Some(())
+}
+
+/// Appends a value on one line. Line ends inside it become spaces, or where they stand in a string (which JSON
+/// forbids) carriage returns, which JSON forbids there as well: the verdict stays the same.
+pub(super) fn put_value(to: &mut impl BufMut, value: &[u8]) {
     if memchr::memchr(b'\n', value).is_none() {
         to.put_slice(value);
     } else {
@@ -110,8 +117,6 @@ fn put_line(to: &mut BytesMut, value: &[u8]) -> Option<()> {
             });
         }
     }
-    to.put_u8(b'\n');
-    Some(())
 }
 
 /// Where the bracketed value at the start of `text` ends. None where it does not.
@@ -126,16 +131,16 @@ fn first_value_end(text: &[u8]) -> Option<usize> {
 }
 
 /// Depth and strings, the only structure that splitting needs.
-#[derive(Default)]
-struct Scan {
-    depth: u32,
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    pub(super) depth: u32,
     in_string: bool,
     escaped: bool,
 }
 
 impl Scan {
     /// Takes a byte; whether it stands outside strings.
-    fn step(&mut self, byte: u8) -> bool {
+    pub(super) fn step(&mut self, byte: u8) -> bool {
         if self.in_string {
             match byte {
                 _ if self.escaped => self.escaped = false,
@@ -155,11 +160,11 @@ impl Scan {
     }
 }
 
-fn is_space(byte: u8) -> bool {
+pub(super) fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r' | b'\n')
 }
 
-fn is_blank(text: &[u8]) -> bool {
+pub(super) fn is_blank(text: &[u8]) -> bool {
     text.iter().all(|byte| is_space(*byte))
 }
 

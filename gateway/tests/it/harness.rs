@@ -44,6 +44,8 @@ type Answers = mpsc::Sender<Result<StreamResponse, Status>>;
 pub(crate) struct Memory {
     /// Ack each request at once.
     pub(crate) acks: bool,
+    /// Frames are not kept.
+    pub(crate) forgets: bool,
     /// Records whose payload holds this are refused.
     pub(crate) refuses: Option<&'static str>,
     /// What the next opens are answered with instead of `opened`.
@@ -114,6 +116,12 @@ impl FakePod {
         drop(waited.expect("the pod lives"));
     }
 
+    /// Answers on a call, in the order of their opens.
+    pub(crate) async fn answer_on(&self, call: usize, answer: Answer) {
+        let call = self.see(|memory| memory.calls[call].clone());
+        call.send(Ok(StreamResponse { kind: Some(answer) })).await.expect("the call is open");
+    }
+
     /// Answers on the newest call.
     pub(crate) async fn answer(&self, answer: Result<Answer, Status>) {
         let call = self.see(|memory| memory.calls.last().cloned()).expect("a call");
@@ -169,7 +177,9 @@ impl FakePod {
                     let ack = proto::Ack { durable_next: next, committed_next: next, version: next * 10 };
                     answers.push(Answer::Ack(ack));
                 }
-                memory.frames[call].extend(frames.frames);
+                if !memory.forgets {
+                    memory.frames[call].extend(frames.frames);
+                }
             }
         });
         answers

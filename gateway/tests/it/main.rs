@@ -10,5 +10,6 @@ mod http;
 mod plain;
 mod framed;
 mod pods;
+mod post;
 mod slow;
 mod zerobus;

@@ -1,24 +1,21 @@
-//! CSV input (RFC 4180, with a header line) as JSON records, each cell written as its column's type wants it.
+//! CSV files as records.
 //!
-//! *Owns*: which cell becomes which JSON value, headers that do not fit the table.
-//! *Does not own*: cutting rows (`rows`), types of a table that does not exist (`guess`), the verdict on a value: what
-//! is no number in a column of numbers goes out as a string, and the pod refuses that record by column and value.
-//!
-//! An empty cell and `NA` are no value. Lists, maps and structs are written in JSON.
+//! *Owns*: pieces of records and their lines.
+//! *Does not own*: cutting rows (`rows`), types of a table that does not exist (`guess`), how cells are written
+//! (`sluice_shared::csv`).
 
 mod guess;
 mod rows;
 
-use std::collections::HashSet;
 use std::io::{Cursor, Read};
 
-use anyhow::{Result, bail};
-use arrow::datatypes::{DataType, SchemaRef};
+use anyhow::{Result, anyhow};
+use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
-use serde::de::IgnoredAny;
+use sluice_shared::csv::{Columns, HeaderMisfit};
 
 use super::piece::{Payload, Piece};
-use rows::{Cells, Rows};
+use rows::Rows;
 
 /// Records go out in pieces of about this size.
 const PIECE_BYTES: usize = 256 << 10;
@@ -31,27 +28,10 @@ pub(crate) struct Table {
     pub(crate) ignore_unknown: bool,
 }
 
-/// How a cell of a column is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Written {
-    Text,
-    Bool,
-    Number,
-    /// A date or timestamp: text, or a count of days or microseconds.
-    Time,
-    Json,
-}
-
-struct Column {
-    /// The name as a JSON string, and a colon.
-    key: Vec<u8>,
-    written: Written,
-}
-
 /// The records of a CSV input.
 pub(super) struct Records<R> {
     rows: Rows<R>,
-    columns: Vec<Column>,
+    columns: Columns,
 }
 
 impl<R: Read> Records<Chain<R>> {
@@ -68,62 +48,27 @@ impl<R: Read> Records<Chain<R>> {
             None => Some(guess::schema(Rows::new(&head[..lines_end]))?),
         };
         let mut rows = Rows::new(Cursor::new(Bytes::from(head)).chain(rest));
-        let mut header = Vec::new();
-        if let Some(row) = rows.next_row()? {
-            header = row.cells.iter().map(|cell| String::from_utf8_lossy(cell).into_owned()).collect();
-        }
         let schema = table.schema.as_ref().or(guessed.as_ref());
-        let columns = match schema {
-            Some(schema) if !header.is_empty() => columns(&header, schema, table.ignore_unknown)?,
-            _ => Vec::new(),
+        let header = rows.next_row()?.map(|row| row.cells);
+        let columns = match (header, schema) {
+            (Some(header), Some(schema)) => {
+                Some(Columns::new(header, Some(schema), table.ignore_unknown).map_err(advised)?)
+            }
+            _ => None,
         };
-        let is_empty = columns.is_empty();
-        Ok((guessed.filter(|_| !is_empty), Self { rows, columns }))
+        let guessed = guessed.filter(|_| columns.is_some());
+        Ok((guessed, Self { rows, columns: columns.unwrap_or_default() }))
     }
 }
 
 type Chain<R> = std::io::Chain<Cursor<Bytes>, R>;
 
-fn columns(header: &[String], schema: &SchemaRef, ignore_unknown: bool) -> Result<Vec<Column>> {
-    let mut seen = HashSet::new();
-    if let Some(twice) = header.iter().find(|name| !seen.insert(name.as_str())) {
-        bail!("the header line names column {twice:?} twice");
-    }
-    let of_table = || schema.fields().iter().map(|field| field.name().as_str());
-    if !ignore_unknown && let Some(unknown) = header.iter().find(|name| schema.field_with_name(name).is_err())
-    {
-        let known = of_table().collect::<Vec<_>>().join(", ");
-        bail!(
-            "the header line names column {unknown:?}, which the table does not have (it has {known}): mend the \
-             header, or leave such columns out with --unknown ignore"
-        );
-    }
-    let is_missing = |name: &&str| !seen.contains(*name);
-    let needed =
-        schema.fields().iter().filter(|field| !field.is_nullable()).map(|field| field.name().as_str());
-    if let Some(missing) = needed.clone().find(is_missing) {
-        bail!("the header line does not name column {missing:?}, which may not be null in the table");
-    }
-    let column = |name: &String| {
-        let mut key = Vec::new();
-        write_text(&mut key, name.as_bytes());
-        key.push(b':');
-        Column {
-            key,
-            written: schema.field_with_name(name).map_or(Written::Text, |field| written(field.data_type())),
+fn advised(misfit: HeaderMisfit) -> anyhow::Error {
+    match misfit {
+        HeaderMisfit::Unknown { .. } => {
+            anyhow!("{misfit}: mend the header, or leave such columns out with --unknown ignore")
         }
-    };
-    Ok(header.iter().map(column).collect())
-}
-
-fn written(data_type: &DataType) -> Written {
-    match data_type {
-        DataType::Boolean => Written::Bool,
-        DataType::Date32 | DataType::Timestamp(..) => Written::Time,
-        DataType::List(_) | DataType::Map(..) | DataType::Struct(_) => Written::Json,
-        DataType::Decimal128(..) => Written::Number,
-        other if other.is_numeric() => Written::Number,
-        _ => Written::Text,
+        other => other.into(),
     }
 }
 
@@ -142,131 +87,18 @@ impl<R: Read> Records<R> {
             && let Some(row) = self.rows.next_row()?
         {
             places.push(row.line);
-            let columns = self.columns.len();
-            if row.is_open {
-                write_text(&mut text, b"a row with a quote that is never closed");
-            } else if row.cells.count() == columns {
-                write_record(&mut text, &self.columns, row.cells);
-            } else {
-                // No object, so that the pod refuses it: offsets keep counting the rows of the file.
-                let fault = format!("a row of {} cells, where the header has {columns}", row.cells.count());
-                write_text(&mut text, fault.as_bytes());
-            }
+            self.columns.write_row(&mut text, row.cells);
             text.push(b'\n');
         }
         Ok((!places.is_empty()).then(|| Piece { payload: Payload::Json(text.into()), places }))
     }
 }
 
-fn write_record(out: &mut Vec<u8>, columns: &[Column], cells: &Cells) {
-    out.push(b'{');
-    let begin = out.len();
-    for (column, cell) in columns.iter().zip(cells.iter()) {
-        if is_missing(cell) {
-            continue;
-        }
-        if out.len() > begin {
-            out.push(b',');
-        }
-        out.extend_from_slice(&column.key);
-        write_cell(out, column.written, cell);
-    }
-    out.push(b'}');
-}
-
-fn is_missing(cell: &[u8]) -> bool {
-    cell.is_empty() || cell == b"NA"
-}
-
-fn write_cell(out: &mut Vec<u8>, written: Written, cell: &[u8]) {
-    let plain = cell.trim_ascii();
-    let as_it_stands = match written {
-        Written::Text => None,
-        Written::Number => json_number(plain),
-        Written::Time => Some(plain).filter(|cell| is_whole_number(cell)),
-        Written::Bool if plain.eq_ignore_ascii_case(b"true") => Some(&b"true"[..]),
-        Written::Bool if plain.eq_ignore_ascii_case(b"false") => Some(&b"false"[..]),
-        Written::Bool => None,
-        Written::Json => Some(plain).filter(|cell| is_json_line(cell)),
-    };
-    match as_it_stands {
-        Some(value) => out.extend_from_slice(value),
-        None if written == Written::Text => write_text(out, cell),
-        None => write_text(out, plain),
-    }
-}
-
-/// The cell as JSON writes numbers, where it is one: without a plus, and without zeros in front.
-fn json_number(cell: &[u8]) -> Option<&[u8]> {
-    if is_json_number(cell) {
-        return Some(cell);
-    }
-    let unsigned = cell.strip_prefix(b"+").unwrap_or(cell);
-    let zeros = unsigned.iter().take_while(|b| **b == b'0').count();
-    // A zero before the end of the whole part stays.
-    let stripped = &unsigned[zeros..];
-    let start =
-        if stripped.first().is_some_and(u8::is_ascii_digit) { zeros } else { zeros.saturating_sub(1) };
-    Some(&unsigned[start..]).filter(|cell| is_json_number(cell))
-}
-
-/// RFC 8259 section 6.
-fn is_json_number(cell: &[u8]) -> bool {
-    let digits = |text: &[u8]| text.iter().take_while(|b| b.is_ascii_digit()).count();
-    let mut rest = cell.strip_prefix(b"-").unwrap_or(cell);
-    let whole = digits(rest);
-    if whole == 0 || (whole > 1 && rest[0] == b'0') {
-        return false;
-    }
-    rest = &rest[whole..];
-    if let Some(fraction) = rest.strip_prefix(b".") {
-        let count = digits(fraction);
-        if count == 0 {
-            return false;
-        }
-        rest = &fraction[count..];
-    }
-    let Some(exponent) = rest.strip_prefix(b"e").or_else(|| rest.strip_prefix(b"E")) else {
-        return rest.is_empty();
-    };
-    let exponent = exponent.strip_prefix(b"-").or_else(|| exponent.strip_prefix(b"+")).unwrap_or(exponent);
-    digits(exponent) > 0 && digits(exponent) == exponent.len()
-}
-
-fn is_whole_number(cell: &[u8]) -> bool {
-    is_json_number(cell) && cell.iter().all(|b| b.is_ascii_digit() || *b == b'-')
-}
-
-/// A line end within it would end the record.
-fn is_json_line(cell: &[u8]) -> bool {
-    !cell.contains(&b'\n') && serde_json::from_slice::<IgnoredAny>(cell).is_ok()
-}
-
-/// Writes a JSON string. Bytes that are not UTF-8 stay: the pod names them.
-fn write_text(out: &mut Vec<u8>, text: &[u8]) {
-    out.push(b'"');
-    let mut start = 0;
-    for (at, byte) in text.iter().enumerate() {
-        if !matches!(byte, b'"' | b'\\' | 0..=0x1f) {
-            continue;
-        }
-        out.extend_from_slice(&text[start..at]);
-        match byte {
-            b'"' => out.extend_from_slice(b"\\\""),
-            b'\\' => out.extend_from_slice(b"\\\\"),
-            other => out.extend_from_slice(format!("\\u{other:04x}").as_bytes()),
-        }
-        start = at + 1;
-    }
-    out.extend_from_slice(&text[start..]);
-    out.push(b'"');
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use arrow::datatypes::{Field, Schema};
+    use arrow::datatypes::{DataType, Field, Schema};
     use sluice_shared::frame::lines;
     use sluice_shared::table::types;
 

@@ -12,6 +12,7 @@ mod cli;
 mod server;
 mod wire;
 mod ledger;
+mod post;
 mod names;
 mod specs;
 mod infer;

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use anyhow::Result;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use chrono::{DateTime, NaiveDate, NaiveDateTime};
+use sluice_shared::csv::{is_json_number, is_missing};
 use sluice_shared::table::types;
 
 use super::rows::Rows;
-use super::{is_json_number, is_missing};
 
 /// What the cells of a column have been so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(super) fn schema(mut rows: Rows<impl Read>) -> Result<SchemaRef> {
         columns = header.cells.iter().map(name).collect();
     }
     while let Some(row) = rows.next_row()? {
-        if row.is_open || row.cells.count() != columns.len() {
+        if row.cells.is_open() || row.cells.count() != columns.len() {
             continue;
         }
         for ((_, kind), cell) in columns.iter_mut().zip(row.cells.iter()) {

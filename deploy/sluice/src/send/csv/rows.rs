@@ -1,17 +1,16 @@
 //! Text to rows of cells, by RFC 4180, with the line at which each begins.
 //!
-//! *Owns*: quotes, line ends, blank lines, the byte order mark.
-//! *Does not own*: what a cell means.
+//! *Owns*: reading, blank lines, the byte order mark.
+//! *Does not own*: cells and quotes (`sluice_shared::csv`).
 
 use std::io::{BufRead, BufReader, Read};
 
 use anyhow::{Context, Result, bail};
+use sluice_shared::csv::{BYTE_ORDER_MARK, Cells};
 
 use crate::send::json::RECORD_BYTES_MAX;
 
 const BUFFER_BYTES: usize = 256 << 10;
-/// What some programs put before UTF-8.
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Reads row by row.
 pub(super) struct Rows<R> {
@@ -22,32 +21,11 @@ pub(super) struct Rows<R> {
     cells: Cells,
 }
 
-/// The cells of one row, without their quotes.
-#[derive(Default)]
-pub(super) struct Cells {
-    text: Vec<u8>,
-    /// Where each cell has ended.
-    ends: Vec<usize>,
-    at: At,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum At {
-    #[default]
-    CellStart,
-    Plain,
-    Quoted,
-    /// Behind a quote in quotes: the end of the cell, or the first of two.
-    Quote,
-}
-
 /// A row.
 pub(super) struct Row<'a> {
     /// The line at which it begins, counted from 1.
     pub(super) line: u64,
     pub(super) cells: &'a Cells,
-    /// A quote was opened and the input has ended.
-    pub(super) is_open: bool,
 }
 
 impl<R: Read> Rows<R> {
@@ -71,14 +49,14 @@ impl<R: Read> Rows<R> {
         let mut is_open = self.cells.take_line(&self.line);
         while is_open && self.next_line()? {
             is_open = self.cells.take_line(&self.line);
-            if self.cells.text.len() > RECORD_BYTES_MAX {
+            if self.cells.bytes() > RECORD_BYTES_MAX {
                 let limit = RECORD_BYTES_MAX >> 20;
                 bail!(
                     "the row that begins in line {line} has more than {limit} MiB: is a quote not closed there?"
                 );
             }
         }
-        Ok(Some(Row { line, cells: &self.cells, is_open }))
+        Ok(Some(Row { line, cells: &self.cells }))
     }
 
     /// Reads one line; false at the end.
@@ -94,59 +72,6 @@ impl<R: Read> Rows<R> {
             self.line.drain(..BYTE_ORDER_MARK.len());
         }
         Ok(read > 0)
-    }
-}
-
-impl Cells {
-    pub(super) fn count(&self) -> usize {
-        self.ends.len()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).map(|(start, end)| &self.text[start..*end])
-    }
-
-    fn clear(&mut self) {
-        self.text.clear();
-        self.ends.clear();
-        self.at = At::CellStart;
-    }
-
-    /// Takes one line with its end. Whether the row goes on in the next one.
-    fn take_line(&mut self, line: &[u8]) -> bool {
-        let body = line.strip_suffix(b"\n").unwrap_or(line);
-        let body = body.strip_suffix(b"\r").unwrap_or(body);
-        body.iter().for_each(|byte| self.take(*byte));
-        if self.at == At::Quoted {
-            self.text.extend_from_slice(&line[body.len()..]);
-            return true;
-        }
-        self.end_cell();
-        false
-    }
-
-    fn take(&mut self, byte: u8) {
-        match (self.at, byte) {
-            (At::Quoted, b'"') => self.at = At::Quote,
-            (At::Quoted, _) => self.text.push(byte),
-            (_, b',') => self.end_cell(),
-            (At::CellStart, b'"') => self.at = At::Quoted,
-            (At::Quote, b'"') => {
-                self.text.push(b'"');
-                self.at = At::Quoted;
-            }
-            // A quote within a cell that has none at its start is a character like others.
-            _ => {
-                self.text.push(byte);
-                self.at = At::Plain;
-            }
-        }
-    }
-
-    fn end_cell(&mut self) {
-        self.ends.push(self.text.len());
-        self.at = At::CellStart;
     }
 }
 
