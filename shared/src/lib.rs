@@ -7,6 +7,7 @@
 pub mod ids;
 pub mod error;
 pub mod frame;
+pub mod prefixed;
 pub mod proto;
 pub mod table;
 pub mod pool;

@@ -12,3 +12,4 @@ mod framed;
 mod pods;
 mod slow;
 mod zerobus;
+mod quic;
