@@ -518,6 +518,20 @@ async fn connections_are_limited_together_with_the_others() {
 }
 
 #[tokio::test]
+async fn a_rush_of_handshakes_comes_through() {
+    // More than may be open before clients have to prove their address.
+    const CONNECTIONS: usize = 200;
+    let pod = FakePod::start("pod-1");
+    let quic = Quic::start(&[&pod]).await;
+    let endpoint = quic.endpoint(TransportConfig::default());
+    let connecting = (0..CONNECTIONS).map(|_| quic.connect_from(&endpoint));
+    let connections = futures_util::future::try_join_all(connecting).await.expect("all of them");
+    for connection in &connections {
+        Stream::open(connection).await;
+    }
+}
+
+#[tokio::test]
 async fn without_a_certificate_there_is_no_quic() {
     let pod = FakePod::start("pod-1");
     assert_eq!(gateway_with(&[&pod], |_| {}).await.quic_address(), None);

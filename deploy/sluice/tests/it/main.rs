@@ -22,3 +22,4 @@ mod partitions;
 mod arrow;
 mod vanish;
 mod full;
+mod quic;
