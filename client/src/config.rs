@@ -3,6 +3,7 @@
 //! *Owns*: `Client`, `StreamBuilder`, the defaults.
 //! *Does not own*: the stream itself (`stream`).
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::error::Error;
 use crate::retry::RetryPolicy;
 use crate::stream::Stream;
 use crate::transport::GatewayUrl;
+use crate::transport::quic::Trust;
 
 /// Unacknowledged bytes that a stream holds, unless told otherwise; the gateway may grant less.
 const WINDOW_BYTES: u64 = 8 << 20;
@@ -22,18 +24,29 @@ const WINDOW_BYTES: u64 = 8 << 20;
 #[derive(Debug, Clone)]
 pub struct Client {
     gateways: Arc<[GatewayUrl]>,
+    trust: Arc<Trust>,
     token: Option<String>,
 }
 
 impl Client {
-    /// Takes the URL of a gateway (`ws://host:port` or `http://host:port`), or several, joined by commas: a stream
-    /// that loses its gateway goes on with the next. Nothing is connected yet: `open` does that.
+    /// Takes the URL of a gateway (`ws://host:port`, `http://host:port` or `quic://host:port`), or several, joined by
+    /// commas: a stream that loses its gateway goes on with the next. Nothing is connected yet: `open` does that.
     ///
     /// # Errors
     /// `Url` where one is none.
     pub async fn connect(urls: &str) -> Result<Self, Error> {
         let gateways = urls.split(',').map(|url| url.trim().parse()).collect::<Result<_, _>>()?;
-        Ok(Self { gateways, token: None })
+        Ok(Self { gateways, trust: Arc::default(), token: None })
+    }
+
+    /// Trusts the certificates of this PEM file, in place of the system's: an authority that signed those of the
+    /// gateways, or a gateway's own. For `quic://` alone.
+    ///
+    /// # Errors
+    /// `Certificate` where the file has none.
+    pub fn ca_certificate(mut self, path: impl AsRef<Path>) -> Result<Self, Error> {
+        self.trust = Arc::new(Trust::only(path.as_ref())?);
+        Ok(self)
     }
 
     /// Presents this bearer token at each open.
@@ -47,6 +60,7 @@ impl Client {
     pub fn stream(&self, table: impl Into<String>) -> StreamBuilder {
         StreamBuilder {
             gateways: Arc::clone(&self.gateways),
+            trust: Arc::clone(&self.trust),
             token: self.token.clone(),
             table: table.into(),
             name: None,
@@ -68,6 +82,7 @@ pub(crate) type OnRejected = Box<dyn FnMut(Rejected) + Send>;
 #[must_use = "a stream begins with `open`"]
 pub struct StreamBuilder {
     gateways: Arc<[GatewayUrl]>,
+    trust: Arc<Trust>,
     token: Option<String>,
     table: String,
     name: Option<String>,
@@ -149,6 +164,7 @@ impl StreamBuilder {
         let name: Option<StreamName> = self.name.map(|name| name.parse()).transpose()?;
         let settings = Settings {
             gateways: self.gateways,
+            trust: self.trust,
             token: self.token,
             table,
             name,
@@ -168,6 +184,7 @@ impl StreamBuilder {
 /// What a stream keeps for its whole life.
 pub(crate) struct Settings {
     pub(crate) gateways: Arc<[GatewayUrl]>,
+    pub(crate) trust: Arc<Trust>,
     pub(crate) token: Option<String>,
     pub(crate) table: TableName,
     pub(crate) name: Option<StreamName>,

@@ -3,6 +3,7 @@
 //! *Owns*: `Error`, and which failures are worth another connection.
 //! *Does not own*: how long to go on trying (`retry`).
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use sluice_shared::error::{Error as GatewayError, ErrorKind};
@@ -21,6 +22,22 @@ pub enum Error {
         url: String,
         /// What is wrong with it.
         why: String,
+    },
+    /// Certificates that are to be trusted cannot be read.
+    #[error("certificates {}: {why}", path.display())]
+    Certificate {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The gateway cannot be trusted, or does not speak our protocol: trying again cannot help.
+    #[error("gateway {url}: no secure connection: {what}")]
+    Insecure {
+        /// Which gateway.
+        url: String,
+        /// What is wrong.
+        what: String,
     },
     /// The connection could not be made, or was lost.
     #[error("gateway {url}: {what}")]
@@ -92,8 +109,10 @@ impl Error {
             Self::Gateway(error) => error.kind,
             Self::Connection { .. } => ErrorKind::Unavailable,
             Self::GaveUp { last, .. } => last.kind(),
+            Self::Insecure { .. } => ErrorKind::Unauthorized,
             Self::Protocol { .. } | Self::Closed => ErrorKind::Internal,
             Self::Url { .. }
+            | Self::Certificate { .. }
             | Self::Encoding(_)
             | Self::RecordTooLarge { .. }
             | Self::MixedEncodings { .. } => ErrorKind::Invalid,

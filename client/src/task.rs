@@ -23,7 +23,7 @@ use crate::encode;
 use crate::error::Error;
 use crate::outbox::{Outbox, Take};
 use crate::retry::{Backoff, Next};
-use crate::transport::websocket::{Connection, Event};
+use crate::transport::{Connection, Event};
 use crate::window::{Acked, Resumed, Window};
 
 /// Small records gather while so many frames are unacknowledged: they travel with the next ack, or when a frame is
@@ -194,7 +194,7 @@ impl StreamTask {
     async fn connect(&mut self) -> Result<Connection, Error> {
         let settings = &self.begin.settings;
         let url = &settings.gateways[self.hops % settings.gateways.len()];
-        let mut connection = Connection::connect(url, settings.table.as_str()).await?;
+        let mut connection = Connection::connect(url, settings.table.as_str(), &settings.trust).await?;
         let open = Open {
             table: Some(settings.table.clone()),
             name: settings.name.clone(),

@@ -24,7 +24,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::ServiceExt;
 
 use crate::config::GatewayConfig;
-use crate::edge::http;
+use crate::edge::{http, quic};
 use crate::metrics::Metrics;
 use crate::upstream::Upstream;
 
@@ -53,6 +53,7 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appl
 /// A running gateway. Dropping it cancels its tasks; `drain` ends them in good order.
 pub struct Gateway {
     address: SocketAddr,
+    quic_address: Option<SocketAddr>,
     app: Arc<App>,
 }
 
@@ -62,6 +63,17 @@ pub(crate) struct App {
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) metrics: Metrics,
     pub(crate) scope: TaskScope,
+    places: Arc<Semaphore>,
+}
+
+impl App {
+    /// A place for one more connection; None where there are as many as may be.
+    pub(crate) fn place(&self) -> Option<Connection> {
+        let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
+        self.metrics.connections.inc();
+        let place = Place { _permit: permit, open: self.metrics.connections.clone() };
+        Some(Connection { _place: Arc::new(place) })
+    }
 }
 
 /// A place among the connections; given back when the last clone is dropped.
@@ -85,7 +97,7 @@ impl Gateway {
     /// Binds the listener and serves producers. The pods need not be up yet.
     ///
     /// # Errors
-    /// `Invalid` for a configuration or pod address that cannot be; `Unavailable` where the listener cannot bind.
+    /// `Invalid` for a configuration, certificate or pod address that cannot be; `Unavailable` where the listener cannot bind.
     pub async fn start(config: GatewayConfig, pods: Vec<(PodId, PodAddress)>) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
         let listener = TcpListener::bind(&config.listen).await;
@@ -96,15 +108,22 @@ impl Gateway {
         })?;
         let upstream = Arc::new(Upstream::new(&config, pods)?);
         let scope = TaskScope::new(OnPanic::EndTask);
-        let app = Arc::new(App { config, upstream, metrics: Metrics::new(), scope });
+        let places = Arc::new(Semaphore::new(config.connections_max));
+        let app = Arc::new(App { config, upstream, metrics: Metrics::new(), scope, places });
+        let quic_address = quic::start(address, &app).await?;
         app.scope.spawn("accept", accept(listener, Arc::clone(&app)));
         tracing::info!(%address, "gateway listens");
-        Ok(Self { address, app })
+        Ok(Self { address, quic_address, app })
     }
 
     /// Where producers connect.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where producers connect over QUIC; None where it is off.
+    pub fn quic_address(&self) -> Option<SocketAddr> {
+        self.quic_address
     }
 
     /// Takes no new connections, asks producers to move, makes what they sent durable, and ends. What is left
@@ -129,7 +148,6 @@ impl Drop for Gateway {
 }
 
 async fn accept(listener: TcpListener, app: Arc<App>) {
-    let places = Arc::new(Semaphore::new(app.config.connections_max));
     let router = http::router(Arc::clone(&app));
     loop {
         let accepted = tokio::select! {
@@ -145,13 +163,10 @@ async fn accept(listener: TcpListener, app: Arc<App>) {
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&places).try_acquire_owned() else {
+        let Some(connection) = app.place() else {
             refuse(socket);
             continue;
         };
-        app.metrics.connections.inc();
-        let place = Place { _permit: permit, open: app.metrics.connections.clone() };
-        let connection = Connection { _place: Arc::new(place) };
         app.scope.spawn("connection", serve(socket, router.clone(), connection, Arc::clone(&app)));
     }
 }

@@ -3,6 +3,7 @@
 //! *Owns*: its keys, their defaults, the relations between them.
 //! *Does not own*: where they come from (`sluice_shared::config::load`).
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,13 @@ const UNAVAILABLE_TIMEOUT_MS_MAX: u64 = 1_200_000;
 pub struct GatewayConfig {
     /// Where producers connect, as `host:port`. Port 0 takes a free one.
     pub listen: String,
+    /// Where producers connect over QUIC (UDP): as `listen` unless given, `off` or nothing for nowhere. Needs a
+    /// certificate.
+    pub quic_listen: Option<String>,
+    /// The certificate of QUIC, PEM, with its chain. Read again when the files change.
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, PEM.
+    pub tls_key: Option<PathBuf>,
     /// Bytes of one stream that are kept until they are durable. At the limit the producer is slowed.
     pub window_bytes: ByteSize,
     /// Largest message, frame and record.
@@ -60,6 +68,9 @@ impl Default for GatewayConfig {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:7070".to_owned(),
+            quic_listen: None,
+            tls_cert: None,
+            tls_key: None,
             window_bytes: ByteSize::mib(8),
             frame_bytes_max: ByteSize::mib(10),
             pods: Vec::new(),
@@ -102,12 +113,40 @@ impl GatewayConfig {
                 return refuse(format!("gateway.{key} is 0: it must be at least 1"));
             }
         }
+        self.validate_quic()?;
         // Pods forget an ended stream after half an hour: one that could still be resent must not be forgotten.
         if self.unavailable_timeout_ms > UNAVAILABLE_TIMEOUT_MS_MAX {
             let (value, most) = (self.unavailable_timeout_ms, UNAVAILABLE_TIMEOUT_MS_MAX);
             return refuse(format!("gateway.unavailable_timeout_ms is {value}: it must be at most {most}"));
         }
         self.validate_pods()
+    }
+
+    fn validate_quic(&self) -> Result<(), ConfigError> {
+        let text = match (&self.tls_cert, &self.tls_key) {
+            (Some(_), None) => {
+                "gateway.tls_cert without gateway.tls_key: a certificate needs its private key"
+            }
+            (None, Some(_)) => {
+                "gateway.tls_key without gateway.tls_cert: a private key needs its certificate"
+            }
+            (None, None) if self.quic_listen.as_deref().is_some_and(|listen| !is_off(listen)) => {
+                "gateway.quic_listen without gateway.tls_cert and gateway.tls_key: QUIC needs a certificate"
+            }
+            _ => return Ok(()),
+        };
+        Err(ConfigError::Relation(text.to_owned()))
+    }
+
+    /// Where to listen for QUIC; None for nowhere.
+    pub fn quic_address(&self) -> Option<&str> {
+        let listen = self.quic_listen.as_deref().unwrap_or(&self.listen);
+        (!is_off(listen)).then_some(listen)
+    }
+
+    /// The files of certificate and key.
+    pub(crate) fn tls_files(&self) -> Option<(&Path, &Path)> {
+        Some((self.tls_cert.as_deref()?, self.tls_key.as_deref()?))
     }
 
     fn validate_pods(&self) -> Result<(), ConfigError> {
@@ -161,6 +200,10 @@ impl GatewayConfig {
     }
 }
 
+fn is_off(listen: &str) -> bool {
+    matches!(listen, "" | "off")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,6 +220,20 @@ mod tests {
     }
 
     #[test]
+    fn quic_listens_where_the_rest_does_unless_told_otherwise() {
+        for (quic_listen, expected) in [
+            (None, Some("127.0.0.1:7070")),
+            (Some("[::]:1"), Some("[::]:1")),
+            (Some("off"), None),
+            (Some(""), None),
+        ] {
+            let quic_listen = quic_listen.map(str::to_owned);
+            let config = GatewayConfig { quic_listen, ..GatewayConfig::default() };
+            assert_eq!(config.quic_address(), expected);
+        }
+    }
+
+    #[test]
     fn what_does_not_fit_together_is_refused_by_key() {
         assert!(refusal(|config| config.window_bytes = ByteSize(1)).contains("window_bytes is 1B"));
         assert!(
@@ -184,6 +241,9 @@ mod tests {
         );
         assert!(refusal(|config| config.write_timeout_ms = 0).contains("write_timeout_ms is 0"));
         assert!(refusal(|config| config.connections_max = 0).contains("connections_max"));
+        assert!(refusal(|config| config.tls_cert = Some("a".into())).contains("without gateway.tls_key"));
+        assert!(refusal(|config| config.tls_key = Some("a".into())).contains("without gateway.tls_cert"));
+        assert!(refusal(|config| config.quic_listen = Some("[::]:1".to_owned())).contains("a certificate"));
         let pod = |address: &str| PodEntry { id: "a".parse().expect("valid"), address: address.to_owned() };
         assert!(refusal(|config| config.pods = vec![pod("x:1"), pod("y:1")]).contains("pod a twice"));
         assert!(refusal(|config| config.pods = vec![pod("nowhere")]).contains("expected host:port"));

@@ -4,8 +4,10 @@
 //! *Does not own*: what a stream means (`session`): an edge turns protocol bytes into frames of records, and
 //! frames for the producer into protocol bytes, and does nothing else.
 
+mod framed;
 pub(crate) mod http;
 mod json_text;
 mod post;
+pub(crate) mod quic;
 pub(crate) mod websocket;
 pub(crate) mod zerobus;

@@ -6,6 +6,7 @@
 
 mod config;
 mod app;
+mod certificate;
 mod edge;
 mod session;
 pub mod placement;
@@ -13,4 +14,5 @@ mod upstream;
 mod metrics;
 
 pub use app::Gateway;
+pub use certificate::{certificate_files, make_self_signed};
 pub use config::{GatewayConfig, PodEntry};

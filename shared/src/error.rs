@@ -1,6 +1,6 @@
 //! What a caller should do about a failure: one kind, named for the remedy, with its form on every wire.
 //!
-//! *Owns*: `ErrorKind`, `Error`, and their maps to gRPC, HTTP and WebSocket codes.
+//! *Owns*: `ErrorKind`, `Error`, and their maps to gRPC, HTTP, WebSocket and QUIC codes.
 //! *Does not own*: the causes; each module has its own error type and converts at the boundary.
 //! Keeps P8's half of "named": an error says what, where and how to mend it.
 
@@ -15,6 +15,9 @@ pub const COLUMN_CHARS_MAX: usize = 255;
 /// Of a message, what the pod link carries beside the details. Both go in one block of headers, and HTTP/2 clients
 /// take no more than 16 KiB of them: past that the caller would see a broken link in place of the error.
 const LINK_MESSAGE_CHARS_MAX: usize = 100;
+
+/// QUIC application code of an end in good order; all others are those of `ErrorKind::quic_code`.
+pub const QUIC_OK: u32 = 0;
 
 /// Named for what the caller should do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -65,6 +68,26 @@ impl ErrorKind {
             Self::Fenced => 4409,
             Self::Internal => 1011,
         }
+    }
+
+    /// QUIC application code, of streams and connections: the HTTP status.
+    pub fn quic_code(self) -> u32 {
+        u32::from(self.http_status())
+    }
+
+    /// What a QUIC application code means; None where all is well. Codes that nobody here sends are worth another try.
+    pub fn from_quic_code(code: u64) -> Option<Self> {
+        let kinds = [
+            Self::Invalid,
+            Self::Unauthorized,
+            Self::NotFound,
+            Self::Busy,
+            Self::Unavailable,
+            Self::Fenced,
+            Self::Internal,
+        ];
+        let known = || kinds.into_iter().find(|kind| u64::from(kind.quic_code()) == code);
+        (code != u64::from(QUIC_OK)).then(|| known().unwrap_or(Self::Unavailable))
     }
 
     fn grpc_code(self) -> tonic::Code {
@@ -229,6 +252,15 @@ mod tests {
         let error = Error::from(tonic::Status::unknown("h2 protocol error"));
         assert_eq!(error.kind, ErrorKind::Unavailable);
         assert!(error.retryable);
+    }
+
+    #[test]
+    fn quic_codes_lead_back_to_their_kind() {
+        for kind in [ErrorKind::Invalid, ErrorKind::Busy, ErrorKind::Fenced, ErrorKind::Internal] {
+            assert_eq!(ErrorKind::from_quic_code(kind.quic_code().into()), Some(kind));
+        }
+        assert_eq!(ErrorKind::from_quic_code(QUIC_OK.into()), None);
+        assert_eq!(ErrorKind::from_quic_code(77), Some(ErrorKind::Unavailable));
     }
 
     #[test]

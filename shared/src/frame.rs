@@ -12,8 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::ids::{StreamId, StreamName, TableName, TableVersion};
 
-/// WebSocket subprotocol and, with a slash, QUIC ALPN.
+/// WebSocket subprotocol.
 pub const SUBPROTOCOL: &str = "sluice.v1";
+/// QUIC's name for the same frames (ALPN): each bidirectional stream carries one stream, see `prefixed`.
+pub const QUIC_ALPN: &[u8] = b"sluice/1";
 /// Bytes before the payload of `records`: kind, first offset, count.
 pub const RECORDS_HEADER_BYTES: usize = 1 + 8 + 4;
 /// Largest payload of one frame unless configured otherwise, in bytes.

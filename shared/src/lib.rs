@@ -8,6 +8,7 @@ pub mod ids;
 pub mod error;
 pub mod frame;
 pub mod csv;
+pub mod prefixed;
 pub mod proto;
 pub mod table;
 pub mod pool;

@@ -12,7 +12,7 @@ use http::HeaderValue;
 use http::header::SEC_WEBSOCKET_PROTOCOL;
 use serde::Deserialize;
 use sluice_shared::error::{Error as GatewayError, ErrorKind};
-use sluice_shared::frame::{GatewayFrame, Open, Opened, ProducerFrame, SUBPROTOCOL};
+use sluice_shared::frame::{GatewayFrame, SUBPROTOCOL};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
@@ -21,19 +21,15 @@ use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
 
 use crate::error::Error;
-use crate::transport::GatewayUrl;
+use crate::transport::{
+    CONNECT_TIMEOUT, Event, FRAME_BYTES_MAX, GatewayUrl, broke_protocol, lost, timed_out,
+};
 
-/// A gateway's frames are small control bodies.
-const MESSAGE_BYTES_MAX: usize = 1 << 20;
 const READ_BUFFER_BYTES: usize = 16 << 10;
 /// Frames gather here before the socket is asked.
 const WRITE_BUFFER_BYTES: usize = 128 << 10;
 /// One frame of the largest size that any gateway grants, above the buffer; reaching it ends the connection.
 const WRITE_BUFFER_BYTES_MAX: usize = 256 << 20;
-/// For TCP and the upgrade.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// For the answer to `open`: the gateway may have to ask several pods.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Frames written before the socket is read again.
 const WRITES_PER_READ: usize = 16;
@@ -45,15 +41,6 @@ pub(crate) struct Connection {
     heard_at: Instant,
 }
 
-/// What a connection has to say.
-pub(crate) enum Event {
-    Frame(GatewayFrame),
-    /// The gateway closed in an orderly way.
-    Closed(Error),
-    /// The same, with the code that says that all was well.
-    Finished,
-}
-
 impl Connection {
     /// Connects and upgrades.
     pub(crate) async fn connect(url: &GatewayUrl, table: &str) -> Result<Self, Error> {
@@ -63,8 +50,8 @@ impl Connection {
             .read_buffer_size(READ_BUFFER_BYTES)
             .write_buffer_size(WRITE_BUFFER_BYTES)
             .max_write_buffer_size(WRITE_BUFFER_BYTES_MAX)
-            .max_message_size(Some(MESSAGE_BYTES_MAX))
-            .max_frame_size(Some(MESSAGE_BYTES_MAX));
+            .max_message_size(Some(FRAME_BYTES_MAX))
+            .max_frame_size(Some(FRAME_BYTES_MAX));
         let connecting = Box::pin(connect_async_with_config(request, Some(config), true));
         let (socket, _) = tokio::time::timeout(CONNECT_TIMEOUT, connecting)
             .await
@@ -73,28 +60,7 @@ impl Connection {
         Ok(Self { socket, url: url.clone(), flush_due: false, heard_at: Instant::now() })
     }
 
-    /// Opens the stream.
-    pub(crate) async fn open(&mut self, open: Open) -> Result<Opened, Error> {
-        let url = self.url.clone();
-        let opening = async {
-            let frame = ProducerFrame::Open(open).encode();
-            self.socket.send(Message::Binary(frame)).await.map_err(|error| failed(&self.url, &error))?;
-            match std::future::poll_fn(|cx| self.poll_io(cx, &mut || None)).await? {
-                Event::Frame(GatewayFrame::Opened(opened)) => Ok(opened),
-                Event::Frame(GatewayFrame::Error(error)) => Err(error.into()),
-                Event::Frame(_) => {
-                    Err(self.broke_protocol("its first frame was neither `opened` nor `error`"))
-                }
-                Event::Closed(error) => Err(error),
-                Event::Finished => Err(self.lost("it closed the connection before it answered `open`")),
-            }
-        };
-        let opened = tokio::time::timeout(OPEN_TIMEOUT, opening).await;
-        opened.map_err(|_| timed_out(&url, "waiting for the answer to `open`", OPEN_TIMEOUT))?
-    }
-
-    /// Reads what there is, then writes what `unsent` gives, as far as the socket takes it. Reading comes first:
-    /// acks make room, and a gateway that cannot get rid of its acks would stop reading.
+    /// As of any transport: see `transport::Connection`.
     pub(crate) fn poll_io(
         &mut self,
         cx: &mut Context<'_>,
@@ -123,7 +89,7 @@ impl Connection {
         loop {
             let message = match std::pin::Pin::new(&mut self.socket).poll_next(cx) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(None) => return Poll::Ready(Err(self.lost("it closed the connection"))),
+                Poll::Ready(None) => return Poll::Ready(Err(lost(&self.url, "it closed the connection"))),
                 Poll::Ready(Some(message)) => message,
             };
             self.heard_at = Instant::now();
@@ -131,7 +97,7 @@ impl Connection {
                 Ok(Message::Binary(bytes)) => {
                     let frame = GatewayFrame::decode(&bytes);
                     return Poll::Ready(
-                        frame.map(Event::Frame).map_err(|error| self.broke_protocol(&error.message)),
+                        frame.map(Event::Frame).map_err(|error| broke_protocol(&self.url, &error.message)),
                     );
                 }
                 Ok(Message::Close(frame)) => return Poll::Ready(Ok(self.closed(frame))),
@@ -140,7 +106,7 @@ impl Connection {
                 Ok(Message::Pong(_) | Message::Frame(_)) => {}
                 Ok(Message::Text(_)) => {
                     let what = format!("a text message: it does not speak {SUBPROTOCOL}");
-                    return Poll::Ready(Err(self.broke_protocol(&what)));
+                    return Poll::Ready(Err(broke_protocol(&self.url, &what)));
                 }
                 Err(error) => return Poll::Ready(Err(failed(&self.url, &error))),
             }
@@ -171,17 +137,9 @@ impl Connection {
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.socket.close(None)).await;
     }
 
-    pub(crate) fn lost(&self, what: &str) -> Error {
-        Error::Connection { url: self.url.to_string(), what: what.to_owned() }
-    }
-
-    pub(crate) fn broke_protocol(&self, what: &str) -> Error {
-        Error::Protocol { url: self.url.to_string(), what: what.to_owned() }
-    }
-
     fn closed(&self, frame: Option<CloseFrame>) -> Event {
         let Some(frame) = frame else {
-            return Event::Closed(self.lost("it closed the connection"));
+            return Event::Closed(lost(&self.url, "it closed the connection"));
         };
         let code = u16::from(frame.code);
         let message = format!("gateway {} closed the stream with code {code}: {}", self.url, frame.reason);
@@ -195,13 +153,6 @@ impl Connection {
             _ => ErrorKind::Unavailable,
         };
         Event::Closed(GatewayError::new(kind, "closed", message).into())
-    }
-}
-
-fn timed_out(url: &GatewayUrl, doing: &str, after: Duration) -> Error {
-    Error::Connection {
-        url: url.to_string(),
-        what: format!("timed out after {} s while {doing}", after.as_secs()),
     }
 }
 

@@ -13,6 +13,13 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest answer, in bytes: a list of many tables.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
+const QUIC: &str = "quic://";
+
+/// Whether all of these gateways, joined by commas, are named by where they speak QUIC.
+pub(crate) fn are_all_quic(urls: &str) -> bool {
+    urls.split(',').all(|url| url.trim().starts_with(QUIC))
+}
+
 /// An answer.
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -31,11 +38,12 @@ pub(crate) async fn get_from_any(urls: &str, path: &str) -> Result<Answer> {
     Err(failure.context("no gateway is named")?)
 }
 
-/// Asks the gateway at `url` (`ws://host:port` or `http://host:port`) for `path`.
+/// Asks the gateway at `url` (`ws://host:port` or `http://host:port`) for `path`. One at `quic://host:port` is asked
+/// where its TCP listens unless told otherwise: at the same port.
 pub(crate) async fn get(url: &str, path: &str) -> Result<Answer> {
-    let rest = url.strip_prefix("ws://").or_else(|| url.strip_prefix("http://"));
+    let rest = ["ws://", "http://", QUIC].iter().find_map(|scheme| url.strip_prefix(scheme));
     let Some(authority) = rest.map(|rest| rest.trim_end_matches('/')).filter(|rest| !rest.is_empty()) else {
-        bail!("invalid gateway URL {url:?}: expected ws://host:port or http://host:port");
+        bail!("invalid gateway URL {url:?}: expected ws://host:port, http://host:port or quic://host:port");
     };
     let address = if authority.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok())
         && authority.contains(':')

@@ -50,9 +50,13 @@ pub(crate) struct SendArgs {
     table: String,
     /// What to send; `-` or nothing is standard input.
     file: Option<PathBuf>,
-    /// The gateway; several, joined by commas, are tried in turn.
+    /// The gateway, as `ws://HOST:PORT` or `quic://HOST:PORT`; several, joined by commas, are tried in turn.
     #[arg(long, default_value = "ws://127.0.0.1:7070")]
     url: String,
+    /// Certificates (PEM) to trust with `quic://` in place of the system's: `gateway/quic.crt` below the data
+    /// directory of a `sluice up`.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// How the input is written; by its content or extension unless given.
     #[arg(long)]
     format: Option<Format>,
@@ -125,10 +129,17 @@ struct Sender {
 pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
     args.file = args.file.take().filter(|file| file.as_path() != Path::new("-"));
     let table: TableName = args.table.parse()?;
-    let client = Client::connect(&args.url).await?;
+    let mut client = Client::connect(&args.url).await?;
+    if let Some(ca) = &args.ca {
+        client = client.ca_certificate(ca)?;
+    }
     let (input, pieces) = read_ahead(&args, &table).await?;
-    // Whether any of the gateways answers, before a stream waits for one with patience.
-    http::get_from_any(&args.url, "/healthz").await?;
+    // Whether any of the gateways answers, before a stream waits for one with patience. Where QUIC is open HTTP need
+    // not be.
+    let is_quic = http::are_all_quic(&args.url);
+    if !is_quic {
+        http::get_from_any(&args.url, "/healthz").await?;
+    }
     let counts = Arc::new(Counts::default());
     let (is_quiet, wait, urls) = (args.quiet, args.wait, args.url.clone());
     let Input { schema, encoding, unit, .. } = input;
@@ -144,6 +155,10 @@ pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
         outcome = Box::pin(sender.send_all(pieces)) => outcome.with_context(|| format!("sending to {table}"))?,
         () = shown, if !is_quiet => unreachable!("it shows until it is dropped"),
     };
+    if counts.records() + skipped == 0 && is_quic {
+        print::answer("no records")?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if counts.records() + skipped == 0 {
         let made = columns_of(&urls, &table).await?.is_some();
         let what = if made { "is as it was" } else { "does not exist and was not made" };

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use sluice_gateway::Gateway;
+use sluice_gateway::{Gateway, GatewayConfig, certificate_files, make_self_signed};
 use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::PodConfig;
 use sluice_shared::config::{ByteSize, Loaded};
 use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::terminated;
 use sluice_shared::link::{self, PodAddress};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UdpSocket};
 
 use crate::config::Config;
 use crate::print;
@@ -35,7 +35,7 @@ pub(crate) struct UpArgs {
     /// How many pods.
     #[arg(long, default_value_t = 1)]
     pods: usize,
-    /// Where the write-ahead logs and the tables are kept.
+    /// Where the write-ahead logs, the tables and the certificate are kept.
     #[arg(long, value_name = "DIR", default_value = "data")]
     data: PathBuf,
     /// Where producers connect [default: 127.0.0.1:7070].
@@ -93,11 +93,21 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     config.gateway.listen = args.listen.unwrap_or(config.gateway.listen);
     config.pod.auto_create = args.auto_create.or(auto_create_by_file).unwrap_or(true);
     config.pod.accept_loss |= args.accept_loss;
+    let makes_certificate = config.gateway.tls_cert.is_none() && config.gateway.tls_key.is_none();
+    let certificate_dir = args.data.join("gateway");
+    if makes_certificate {
+        let (cert, key) = certificate_files(&certificate_dir);
+        (config.gateway.tls_cert, config.gateway.tls_key) = (Some(cert), Some(key));
+    }
     // Nothing is made, and no log is opened, for a process that cannot listen.
     config.gateway.validate()?;
     config.pod.validate()?;
     check_listen(&config.gateway.listen, "gateway.listen").await?;
+    check_listen_quic(&config.gateway).await?;
     make_data_dir(&args.data)?;
+    if makes_certificate && let Some(listen) = config.gateway.quic_address() {
+        make_self_signed(&certificate_dir, listen.rsplit_once(':').map_or("", |(host, _)| host))?;
+    }
     let listeners: Vec<_> = (1..=args.pods).map(|n| (pod_id(n), link::pipe())).collect();
     let addresses: Vec<(PodId, PodAddress)> = listeners
         .iter()
@@ -110,10 +120,17 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
         let pod = PodConfig { memory_bytes, ..below(&args.data, PodConfig { id, ..shared }) };
         pods.push(Pod::start(pod, Listen::Pipe(listener), &addresses).await?);
     }
+    let certificate = config.gateway.tls_cert.clone().unwrap_or_default();
     let gateway = Gateway::start(config.gateway, addresses).await?;
     let address = gateway.address();
     print::answer(format_args!("sluice is up: {} pod(s) in this process", pods.len()))?;
     print::answer(format_args!("  producers   ws://{address}/v1/tables/TABLE/stream"))?;
+    if let Some(address) = gateway.quic_address() {
+        print::answer(format_args!(
+            "              quic://{address} (certificate {})",
+            certificate.display()
+        ))?;
+    }
     print::answer(format_args!("  tables      http://{address}/v1/tables"))?;
     print::answer(format_args!("  data        {}", args.data.display()))?;
     print::answer("Ctrl-C drains: everything accepted is committed before the exit.")?;
@@ -130,6 +147,7 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
     config.listen = args.listen.unwrap_or(config.listen);
     config.validate()?;
     check_listen(&config.listen, "gateway.listen").await?;
+    check_listen_quic(&config).await?;
     let mut pods = pod_addresses(&args.pods)?;
     for entry in &config.pods {
         pods.push((entry.id.clone(), entry.address.parse()?));
@@ -140,6 +158,9 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
     );
     let gateway = Gateway::start(config, pods).await?;
     print::answer(format_args!("gateway listens on ws://{}", gateway.address()))?;
+    if let Some(address) = gateway.quic_address() {
+        print::answer(format_args!("gateway listens on quic://{address}"))?;
+    }
     run_until_signal(async move { gateway.drain(GATEWAY_DRAIN).await }).await
 }
 
@@ -185,7 +206,17 @@ fn refuse_unheeded(loaded: &Loaded<Config>) -> anyhow::Result<()> {
 /// Whether the address can be had, before anything is made on disk. It is bound for good later: what takes it in
 /// between is told then.
 async fn check_listen(listen: &str, key: &str) -> anyhow::Result<()> {
-    let Err(error) = TcpListener::bind(listen).await else { return Ok(()) };
+    TcpListener::bind(listen).await.map(drop).or_else(|error| cannot_listen(listen, key, &error))
+}
+
+/// The same for QUIC, where it is on.
+async fn check_listen_quic(config: &GatewayConfig) -> anyhow::Result<()> {
+    let Some(listen) = config.quic_address().filter(|_| config.tls_cert.is_some()) else { return Ok(()) };
+    let key = "gateway.quic_listen, UDP; `off` switches QUIC off";
+    UdpSocket::bind(listen).await.map(drop).or_else(|error| cannot_listen(listen, key, &error))
+}
+
+fn cannot_listen(listen: &str, key: &str, error: &std::io::Error) -> anyhow::Result<()> {
     let advice = match error.kind() {
         ErrorKind::InvalidInput => "expected HOST:PORT, such as 127.0.0.1:7070",
         ErrorKind::AddrInUse => "another process listens there; give another address with --listen HOST:PORT",

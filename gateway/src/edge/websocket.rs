@@ -1,7 +1,7 @@
 //! WebSocket: plain JSON texts, or the binary frames of `sluice.v1`.
 //!
 //! *Owns*: the upgraded socket: its limits, pings, write deadline and close.
-//! *Does not own*: the upgrade's headers (`http`), offsets and acks (`session`).
+//! *Does not own*: the upgrade's headers (`http`), what frames mean (`framed`), offsets and acks (`session`).
 //! Keeps P7: every buffer of a socket is bounded, and a producer that takes no bytes is closed.
 
 use std::pin::Pin;
@@ -9,15 +9,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use base64::Engine;
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::json;
 use sluice_shared::error::{Error, ErrorKind};
-use sluice_shared::frame::{
-    Ack, Encoding, GatewayFrame, Open, ProducerFrame, RECORDS_HEADER_BYTES, UnknownFields, count_lines,
-};
-use sluice_shared::ids::{SessionId, StreamId, StreamName, TableName};
+use sluice_shared::frame::{Ack, Encoding, GatewayFrame, Open, RECORDS_HEADER_BYTES, UnknownFields};
+use sluice_shared::ids::{StreamName, TableName};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Interval, MissedTickBehavior, Sleep, sleep, timeout};
@@ -27,7 +24,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
 use crate::app::App;
-use crate::edge::json_text;
+use crate::edge::{framed, json_text};
 use crate::session::{self, Edge, Ended, Input, Records};
 use crate::upstream::OpenTerms;
 
@@ -136,7 +133,7 @@ impl WebSocketEdge {
         };
         let Ok(message) = message else {
             let after = app.config.handshake_timeout();
-            return Err(Ended::Failed(expected_open(&format!("nothing within {after:?}"))));
+            return Err(Ended::Failed(framed::expected_open(&format!("nothing within {after:?}"))));
         };
         let open = read_open(message?).map_err(Ended::Failed)?;
         self.mode = Mode::Framed(open.encoding);
@@ -223,7 +220,7 @@ impl WebSocketEdge {
                 }
                 (Message::Text(text), Mode::Plain) => plain_records(text),
                 (Message::Binary(_), Mode::Plain) => Some(Input::Refused(binary_in_plain_mode())),
-                (Message::Binary(bytes), Mode::Framed(encoding)) => Some(framed(bytes, *encoding)),
+                (Message::Binary(bytes), Mode::Framed(encoding)) => Some(framed::input(bytes, *encoding)),
                 (Message::Text(_), Mode::Framed(_)) => Some(Input::Refused(text_in_framed_mode())),
                 (Message::Ping(_) | Message::Pong(_) | Message::Frame(_), _) => None,
             };
@@ -365,56 +362,17 @@ fn plain_records(text: Utf8Bytes) -> Option<Input> {
     }
 }
 
-fn framed(bytes: Bytes, encoding: Encoding) -> Input {
-    match ProducerFrame::decode(bytes) {
-        Ok(ProducerFrame::Records { first_offset, count, payload }) => {
-            match miscounted(first_offset, count, &payload, encoding) {
-                None => Input::Records(Records { first_offset: Some(first_offset), count, payload }),
-                Some(error) => Input::Refused(error),
-            }
-        }
-        Ok(ProducerFrame::Finish(finish)) => Input::Finish(finish.when),
-        Ok(ProducerFrame::Open(_)) => {
-            let message = "second `open` frame: a connection carries one stream; open another connection";
-            Input::Refused(Error::invalid("already_open", message))
-        }
-        Err(error) => Input::Refused(error),
-    }
-}
-
-fn miscounted(first_offset: u64, count: u32, payload: &[u8], encoding: Encoding) -> Option<Error> {
-    let found = match encoding {
-        _ if count == 0 => 0,
-        Encoding::Json => count_lines(payload),
-        // Whether the batch has that many rows is seen when the pod reads it.
-        Encoding::Arrow => return None,
-    };
-    if count > 0 && found == count as usize {
-        return None;
-    }
-    let message = if count == 0 {
-        "records frame that counts 0 records: state how many its payload holds, at least 1".to_owned()
-    } else {
-        format!("records frame that counts {count} records: its payload has {found} lines that are not blank")
-    };
-    Some(Error::invalid("count_mismatch", message).at_offset(first_offset))
-}
-
 fn read_open(message: Message) -> Result<Open, Error> {
-    let bytes = match message {
-        Message::Binary(bytes) => bytes,
-        Message::Text(_) => return Err(text_in_framed_mode()),
-        _ => return Err(expected_open("a control frame")),
-    };
-    match ProducerFrame::decode(bytes)? {
-        ProducerFrame::Open(open) => Ok(open),
-        ProducerFrame::Records { .. } => Err(expected_open("a records frame")),
-        ProducerFrame::Finish(_) => Err(expected_open("a finish frame")),
+    match message {
+        Message::Binary(bytes) => framed::open(bytes),
+        Message::Text(_) => Err(text_in_framed_mode()),
+        _ => Err(framed::expected_open("a control frame")),
     }
 }
 
-fn open_terms(open: Open, request: Request) -> Result<OpenTerms, Error> {
-    if let Some(table) = open.table.filter(|table| *table != request.table) {
+/// What the `open` frame says together with the URL.
+fn open_terms(mut open: Open, request: Request) -> Result<OpenTerms, Error> {
+    if let Some(table) = open.table.take().filter(|table| *table != request.table) {
         let message = format!("`open` names table {table}, the URL {}: they must agree", request.table);
         return Err(Error::invalid("table_mismatch", message));
     }
@@ -424,38 +382,12 @@ fn open_terms(open: Open, request: Request) -> Result<OpenTerms, Error> {
         let message = format!("`open` names stream {name:?}, the URL {in_url:?}: they must agree");
         return Err(Error::invalid("stream_name_mismatch", message));
     }
-    let schema = match open.schema {
-        None => Bytes::new(),
-        Some(text) => {
-            base64::engine::general_purpose::STANDARD.decode(&text).map(Bytes::from).map_err(|error| {
-                let message = format!("`open`: its schema is not base64 of an Arrow IPC schema: {error}");
-                Error::invalid("invalid_schema", message)
-            })?
-        }
-    };
-    let name = open.name.or(request.name);
-    let ephemeral = name.is_none();
-    let resume_at = open.resume_at.or(request.resume_at);
-    if ephemeral && resume_at.is_some_and(|offset| offset > 0) {
-        let message =
-            "`resume_at` without a stream name: only a named stream can be resumed; a new one begins at 0";
-        return Err(Error::invalid("resume_without_name", message));
+    open.name = open.name.or(request.name);
+    open.resume_at = open.resume_at.or(request.resume_at);
+    if request.unknown == UnknownFields::Ignore {
+        open.unknown = UnknownFields::Ignore;
     }
-    let ignores = [open.unknown, request.unknown].contains(&UnknownFields::Ignore);
-    Ok(OpenTerms {
-        table: request.table,
-        name,
-        stream: ephemeral.then(StreamId::ephemeral),
-        session: ephemeral.then_some(SessionId(1)),
-        resume_at,
-        stream_end: 0,
-        encoding: open.encoding,
-        unknown: if ignores { UnknownFields::Ignore } else { UnknownFields::Refuse },
-        schema,
-        schema_id: None,
-        rate_bytes_per_s: open.rate_bytes_per_s,
-        last_pod: None,
-    })
+    framed::terms(open, request.table)
 }
 
 fn no_open() -> Open {
@@ -502,10 +434,6 @@ fn close_code(error: &Error) -> u16 {
         WEBSOCKET_PROTOCOL => 1002,
         _ => error.kind.websocket_close_code(),
     }
-}
-
-fn expected_open(got: &str) -> Error {
-    Error::invalid("expected_open", format!("expected an `open` frame first, got {got}"))
 }
 
 fn binary_in_plain_mode() -> Error {

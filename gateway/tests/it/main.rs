@@ -13,3 +13,4 @@ mod pods;
 mod post;
 mod slow;
 mod zerobus;
+mod quic;

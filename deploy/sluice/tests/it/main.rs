@@ -23,3 +23,4 @@ mod partitions;
 mod arrow;
 mod vanish;
 mod full;
+mod quic;

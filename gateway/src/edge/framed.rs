@@ -1,0 +1,101 @@
+//! `sluice.v1` over any transport: what its frames mean to a session.
+//!
+//! *Owns*: the producer's frames as inputs, `open` as the terms of a stream.
+//! *Does not own*: how frames travel (`websocket`, `quic`), their bytes (`sluice_shared::frame`).
+
+use base64::Engine;
+use bytes::Bytes;
+use sluice_shared::error::Error;
+use sluice_shared::frame::{Encoding, Open, ProducerFrame, count_lines};
+use sluice_shared::ids::{SessionId, StreamId, TableName};
+
+use crate::session::{Input, Records};
+use crate::upstream::OpenTerms;
+
+/// A frame after `open`.
+pub(crate) fn input(frame: Bytes, encoding: Encoding) -> Input {
+    match ProducerFrame::decode(frame) {
+        Ok(ProducerFrame::Records { first_offset, count, payload }) => {
+            match miscounted(first_offset, count, &payload, encoding) {
+                None => Input::Records(Records { first_offset: Some(first_offset), count, payload }),
+                Some(error) => Input::Refused(error),
+            }
+        }
+        Ok(ProducerFrame::Finish(finish)) => Input::Finish(finish.when),
+        Ok(ProducerFrame::Open(_)) => {
+            let message = "second `open` frame: this stream is open already; open another one beside it";
+            Input::Refused(Error::invalid("already_open", message))
+        }
+        Err(error) => Input::Refused(error),
+    }
+}
+
+fn miscounted(first_offset: u64, count: u32, payload: &[u8], encoding: Encoding) -> Option<Error> {
+    let found = match encoding {
+        _ if count == 0 => 0,
+        Encoding::Json => count_lines(payload),
+        // Whether the batch has that many rows is seen when the pod reads it.
+        Encoding::Arrow => return None,
+    };
+    if count > 0 && found == count as usize {
+        return None;
+    }
+    let message = if count == 0 {
+        "records frame that counts 0 records: state how many its payload holds, at least 1".to_owned()
+    } else {
+        format!("records frame that counts {count} records: its payload has {found} lines that are not blank")
+    };
+    Some(Error::invalid("count_mismatch", message).at_offset(first_offset))
+}
+
+/// The first frame.
+///
+/// # Errors
+/// `Invalid` for any other than `open`.
+pub(crate) fn open(frame: Bytes) -> Result<Open, Error> {
+    match ProducerFrame::decode(frame)? {
+        ProducerFrame::Open(open) => Ok(open),
+        ProducerFrame::Records { .. } => Err(expected_open("a records frame")),
+        ProducerFrame::Finish(_) => Err(expected_open("a finish frame")),
+    }
+}
+
+pub(crate) fn expected_open(got: &str) -> Error {
+    Error::invalid("expected_open", format!("expected an `open` frame first, got {got}"))
+}
+
+/// What the stream is to be opened with.
+///
+/// # Errors
+/// `Invalid` for a schema that is no base64, and for a new stream that is to be resumed.
+pub(crate) fn terms(open: Open, table: TableName) -> Result<OpenTerms, Error> {
+    let schema = match open.schema {
+        None => Bytes::new(),
+        Some(text) => {
+            base64::engine::general_purpose::STANDARD.decode(&text).map(Bytes::from).map_err(|error| {
+                let message = format!("`open`: its schema is not base64 of an Arrow IPC schema: {error}");
+                Error::invalid("invalid_schema", message)
+            })?
+        }
+    };
+    let ephemeral = open.name.is_none();
+    if ephemeral && open.resume_at.is_some_and(|offset| offset > 0) {
+        let message =
+            "`resume_at` without a stream name: only a named stream can be resumed; a new one begins at 0";
+        return Err(Error::invalid("resume_without_name", message));
+    }
+    Ok(OpenTerms {
+        table,
+        name: open.name,
+        stream: ephemeral.then(StreamId::ephemeral),
+        session: ephemeral.then_some(SessionId(1)),
+        resume_at: open.resume_at,
+        stream_end: 0,
+        encoding: open.encoding,
+        unknown: open.unknown,
+        schema,
+        schema_id: None,
+        rate_bytes_per_s: open.rate_bytes_per_s,
+        last_pod: None,
+    })
+}
