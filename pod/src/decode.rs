@@ -1,6 +1,6 @@
 //! Decoding: what producers send becomes rows of their table, or is refused by name.
 //!
-//! *Owns*: how each encoding is read (`json`, `arrow`), a schema from records (`infer`), and the words in which
+//! *Owns*: how each encoding is read (`json`, `arrow`, `protobuf`), a schema from records (`infer`), and the words in which
 //! a record is refused.
 //! *Does not own*: frames and offsets (`stream`), when rows are sealed (`lane`), tables' schemas.
 //! Keeps P8: a record that does not fit is named by its place, its column and a reason, and leaves no trace in
@@ -8,7 +8,9 @@
 
 pub mod json;
 pub mod arrow;
+pub mod protobuf;
 pub mod infer;
+pub mod rows;
 mod column;
 mod conform;
 mod ipc;

@@ -16,6 +16,7 @@ use serde_json::json;
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{
     Ack, Encoding, GatewayFrame, Open, ProducerFrame, RECORDS_HEADER_BYTES, UnknownFields, count_lines,
+    count_messages,
 };
 use sluice_shared::ids::{SessionId, StreamId, StreamName, TableName};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -386,16 +387,21 @@ fn miscounted(first_offset: u64, count: u32, payload: &[u8], encoding: Encoding)
     let found = match encoding {
         _ if count == 0 => 0,
         Encoding::Json => count_lines(payload),
+        Encoding::Protobuf => match count_messages(payload) {
+            Ok(found) => found,
+            Err(error) => return Some(error.at_offset(first_offset)),
+        },
         // Whether the batch has that many rows is seen when the pod reads it.
         Encoding::Arrow => return None,
     };
     if count > 0 && found == count as usize {
         return None;
     }
+    let what = if encoding == Encoding::Protobuf { "messages" } else { "lines that are not blank" };
     let message = if count == 0 {
         "records frame that counts 0 records: state how many its payload holds, at least 1".to_owned()
     } else {
-        format!("records frame that counts {count} records: its payload has {found} lines that are not blank")
+        format!("records frame that counts {count} records: its payload has {found} {what}")
     };
     Some(Error::invalid("count_mismatch", message).at_offset(first_offset))
 }
@@ -428,7 +434,7 @@ fn open_terms(open: Open, request: Request) -> Result<OpenTerms, Error> {
         None => Bytes::new(),
         Some(text) => {
             base64::engine::general_purpose::STANDARD.decode(&text).map(Bytes::from).map_err(|error| {
-                let message = format!("`open`: its schema is not base64 of an Arrow IPC schema: {error}");
+                let message = format!("`open`: its schema is not base64 (of an Arrow IPC schema or a protobuf descriptor): {error}");
                 Error::invalid("invalid_schema", message)
             })?
         }

@@ -23,6 +23,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 use super::{End, PodService, StreamAnswer, table_name, tell};
+use crate::decode::protobuf::{self, ProtobufDecoder};
 use crate::decode::{arrow, infer};
 use crate::stream::record::{FIRST_SESSION, LogEntry, Records};
 use crate::stream::{Hold, Opening};
@@ -124,6 +125,11 @@ impl TryFrom<proto::Open> for Wish {
         let encoding = match open.encoding() {
             proto::Encoding::Json => Encoding::Json,
             proto::Encoding::Arrow => Encoding::Arrow,
+            proto::Encoding::Protobuf if open.schema.is_empty() => {
+                let message = "open of a protobuf stream without its descriptor: give the serialized DescriptorProto as schema";
+                return Err(Error::invalid("missing_descriptor", message));
+            }
+            proto::Encoding::Protobuf => Encoding::Protobuf,
             proto::Encoding::Unspecified => {
                 return Err(Error::invalid("invalid_open", "open: its encoding is not stated"));
             }
@@ -170,9 +176,11 @@ impl Opener<'_> {
         self.service.admission.check_open().map_err(End::Failed)?;
         match self.table(&wish).await.map_err(End::Failed)? {
             Some(table) => {
+                // Before a session is begun: what does not fit must not fence a producer that does.
+                let protobuf = protobuf_decoder(&wish, &table).map_err(End::Failed)?;
                 let place = self.place(&wish, &table).await.map_err(End::Failed)?;
                 let schema = table.schema_id();
-                let opened = self.hold(&wish, table, &place).map_err(End::Failed)?;
+                let opened = self.hold(&wish, table, &place, protobuf).map_err(End::Failed)?;
                 self.tell_opened(&place, opened.hold.stream.next_offset(), Some(schema)).await?;
                 Ok(opened)
             }
@@ -184,7 +192,7 @@ impl Opener<'_> {
     async fn table(&self, wish: &Wish) -> Result<Option<Table>, Error> {
         match self.service.tables.open(&wish.table).await {
             Ok(table) => {
-                if !wish.schema.is_empty() {
+                if !wish.schema.is_empty() && wish.encoding != Encoding::Protobuf {
                     let mut decoder = arrow::ArrowDecoder::new(table.schema().clone(), 0);
                     decoder.check_schema(&wish.schema, wish.unknown)?;
                 }
@@ -192,7 +200,12 @@ impl Opener<'_> {
             }
             Err(error) if error.kind != ErrorKind::NotFound => Err(error),
             Err(_) if !wish.schema.is_empty() => {
-                let schema = TableSpec::normalise(&*arrow::decode_schema(&wish.schema)?)?;
+                let schema = match wish.encoding {
+                    Encoding::Protobuf => protobuf::table_schema(&wish.schema)?,
+                    Encoding::Json | Encoding::Arrow => {
+                        TableSpec::normalise(&*arrow::decode_schema(&wish.schema)?)?
+                    }
+                };
                 self.create_or_open(wish, TableSpec::new(schema, Vec::new(), BTreeMap::new())?)
                     .await
                     .map(Some)
@@ -218,9 +231,16 @@ impl Opener<'_> {
         }
     }
 
-    fn hold(&self, wish: &Wish, table: Table, place: &Place) -> Result<Opened, Error> {
+    fn hold(
+        &self,
+        wish: &Wish,
+        table: Table,
+        place: &Place,
+        protobuf: Option<ProtobufDecoder>,
+    ) -> Result<Opened, Error> {
         let Place { id, session, next_offset, resume_at } = place.clone();
-        let opening = Opening { id, session, table, encoding: wish.encoding, unknown: wish.unknown };
+        let (encoding, unknown) = (wish.encoding, wish.unknown);
+        let opening = Opening { id, session, table, encoding, unknown, protobuf };
         let decoded_bytes_max = self.service.decoded_bytes_max;
         let hold = self.service.streams.open(opening, next_offset, resume_at, decoded_bytes_max)?;
         Ok(Opened { hold, early: Early::default(), resume_at })
@@ -286,7 +306,7 @@ impl Opener<'_> {
             let records = Records::new(table.store(), name.clone());
             records.begin_first_session(&self.service.log).await.map_err(End::Failed)?;
         }
-        let opened = self.hold(&wish, table, &place).map_err(End::Failed)?;
+        let opened = self.hold(&wish, table, &place, None).map_err(End::Failed)?;
         Ok(Opened { early, ..opened })
     }
 
@@ -337,6 +357,13 @@ impl Opener<'_> {
     }
 }
 
+fn protobuf_decoder(wish: &Wish, table: &Table) -> Result<Option<ProtobufDecoder>, Error> {
+    match wish.encoding {
+        Encoding::Protobuf => ProtobufDecoder::new(table.schema(), &wish.schema, wish.unknown).map(Some),
+        Encoding::Json | Encoding::Arrow => Ok(None),
+    }
+}
+
 /// What a table has to look like for these records to fit.
 fn inferred(encoding: Encoding, frames: &[proto::Frame]) -> Result<TableSpec, Error> {
     let schema = match encoding {
@@ -345,6 +372,7 @@ fn inferred(encoding: Encoding, frames: &[proto::Frame]) -> Result<TableSpec, Er
             infer::infer(&payloads.join(&b'\n'))?
         }
         Encoding::Arrow => TableSpec::normalise(&*arrow::decode_schema(&frames[0].payload)?)?,
+        Encoding::Protobuf => return Err(Error::internal("a protobuf stream's table is not inferred")),
     };
     TableSpec::new(schema, Vec::new(), BTreeMap::new())
 }
