@@ -367,7 +367,7 @@ fn codec(feed: &Feed, disk: &Disk) -> anyhow::Result<Codec> {
 enum Decoder {
     Json(Box<JsonDecoder>),
     Arrow(ArrowDecoder),
-    Protobuf(ProtobufDecoder, Rows),
+    Protobuf(Box<(ProtobufDecoder, Rows)>),
 }
 
 impl Decoder {
@@ -383,7 +383,7 @@ impl Decoder {
                 let descriptor = workload::descriptor(&schema)?;
                 let decoder = ProtobufDecoder::new(&schema, &descriptor, UnknownFields::Refuse);
                 let rows = Rows::new(schema, RECORD_BYTES_MAX).map_err(anyhow::Error::msg)?;
-                Self::Protobuf(decoder.map_err(anyhow::Error::msg)?, rows)
+                Self::Protobuf(Box::new((decoder.map_err(anyhow::Error::msg)?, rows)))
             }
         })
     }
@@ -396,7 +396,8 @@ impl Decoder {
                 decoder.append(&frame.payload, unknown, &mut |_, _| refused += 1);
                 vec![decoder.finish()]
             }
-            Self::Protobuf(decoder, rows) => {
+            Self::Protobuf(protobuf) => {
+                let (decoder, rows) = &mut **protobuf;
                 decoder.append_within(rows, &frame.payload, BYTES_MAX, &mut |_, _| refused += 1);
                 vec![rows.finish()]
             }

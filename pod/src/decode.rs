@@ -13,6 +13,7 @@ pub mod infer;
 pub mod rows;
 mod column;
 mod conform;
+mod plain;
 mod ipc;
 mod tape;
 mod text;

@@ -434,7 +434,9 @@ fn open_terms(open: Open, request: Request) -> Result<OpenTerms, Error> {
         None => Bytes::new(),
         Some(text) => {
             base64::engine::general_purpose::STANDARD.decode(&text).map(Bytes::from).map_err(|error| {
-                let message = format!("`open`: its schema is not base64 (of an Arrow IPC schema or a protobuf descriptor): {error}");
+                let message = format!(
+                    "`open`: its schema is not base64 of an Arrow IPC schema or a descriptor: {error}"
+                );
                 Error::invalid("invalid_schema", message)
             })?
         }

@@ -2,7 +2,7 @@
 //!
 //! *Owns*: which JSON value fits which type, null and missing values, nested columns, cutting back.
 //! *Does not own*: the parsing of records (`tape`), of dates and decimals (`text`), the verdict's words (`fault`), values
-//! of other encodings (`protobuf/value`).
+//! of other encodings (`plain`).
 //!
 //! Nothing is altered silently. Integers take only numbers without point or exponent; floats take any number and round
 //! it to the nearest float, as JSON's own readers do, large integers included; text takes only strings, booleans only

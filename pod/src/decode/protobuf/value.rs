@@ -1,18 +1,16 @@
 //! Values of the wire to the columns that a plan has chosen for them.
 //!
-//! *Owns*: reading a scalar, a map's key, ranges.
-//! *Does not own*: which field goes where (`plan`), messages and lists (`protobuf`).
+//! *Owns*: reading a scalar, a map's key.
+//! *Does not own*: which field goes where (`plan`), messages and lists (`protobuf`), ranges of columns (`plain`).
 //!
 //! Nothing is altered silently: a 32-bit field with more bits on the wire is out of its range, where other readers of
 //! protobuf cut it.
 
 use std::io::Write as _;
 
-use sluice_shared::table::types;
-
 use super::super::column::{Bytes, Column, Values};
-use super::super::fault::{Fault, cut};
-use super::super::text::{self, DecimalShape, TextFault, Zone};
+use super::super::fault::Fault;
+use super::super::plain::{append_integer, append_text, utf8};
 use super::plan::{Integer, Kind, Scalar};
 use super::wire::{Reader, WireType};
 
@@ -124,70 +122,6 @@ fn bits32(value: u64) -> Result<u32, Fault> {
 
 fn unzigzag(value: u64) -> i64 {
     (value >> 1).cast_signed() ^ -(value & 1).cast_signed()
-}
-
-#[inline]
-fn append_integer(column: &mut Column, value: i128) -> Result<(), Fault> {
-    let fits = match &mut column.values {
-        Values::Int64(values) => i64::try_from(value).map(|value| values.push(value)).is_ok(),
-        Values::Int32(values) => i32::try_from(value).map(|value| values.push(value)).is_ok(),
-        Values::Int16(values) => i16::try_from(value).map(|value| values.push(value)).is_ok(),
-        Values::Int8(values) => i8::try_from(value).map(|value| values.push(value)).is_ok(),
-        Values::Date(values) => {
-            let day = i64::try_from(value).ok().and_then(text::date_in_range);
-            day.map(|day| values.push(day)).is_some()
-        }
-        Values::Timestamp(values, _) => {
-            let us = i64::try_from(value).ok().and_then(text::timestamp_in_range);
-            us.map(|us| values.push(us)).is_some()
-        }
-        Values::Decimal(values, shape) => scaled(value, *shape).map(|value| values.push(value)).is_some(),
-        _ => unplanned(),
-    };
-    if fits { Ok(()) } else { Err(Fault::out_of_range(value, types::text(&column.data_type))) }
-}
-
-fn scaled(value: i128, shape: DecimalShape) -> Option<i128> {
-    let limit = 10_i128.checked_pow(shape.precision.into())?;
-    let scaled = value.checked_mul(10_i128.checked_pow(shape.scale.into())?)?;
-    (scaled.unsigned_abs() < limit.unsigned_abs()).then_some(scaled)
-}
-
-fn append_text(column: &mut Column, value: &str) -> Result<(), Fault> {
-    let appended = match &mut column.values {
-        Values::Text(values) => {
-            values.append(value.as_bytes());
-            Ok(())
-        }
-        Values::Decimal(values, shape) => text::decimal(value, *shape).map(|value| values.push(value)),
-        Values::Date(values) => text::date(value).map(|value| values.push(value)),
-        Values::Timestamp(values, zone) => text::timestamp(value, *zone).map(|value| values.push(value)),
-        _ => unplanned(),
-    };
-    appended.map_err(|fault| {
-        let (shown, to) = (format!("{:?}", cut(value)), types::text(&column.data_type));
-        match fault {
-            TextFault::Range(why) => Fault::out_of_range(shown, format!("{to}: {why}")),
-            TextFault::Form => Fault::wrong_type(expected_text(&column.values, &to), shown),
-        }
-    })
-}
-
-fn expected_text(values: &Values, column_type: &str) -> String {
-    match values {
-        Values::Date(_) => "a date, YYYY-MM-DD".to_owned(),
-        Values::Timestamp(_, Zone::Required) => "YYYY-MM-DDThh:mm:ss[.ffffff] with Z or an offset".to_owned(),
-        Values::Timestamp(_, Zone::Absent) => "YYYY-MM-DDThh:mm:ss[.ffffff] without zone".to_owned(),
-        _ => format!("a number ({column_type})"),
-    }
-}
-
-#[inline]
-fn utf8(bytes: &[u8]) -> Result<&str, Fault> {
-    std::str::from_utf8(bytes).map_err(|error| {
-        let got = format!("a byte that is not at byte {} of {}", error.valid_up_to(), bytes.len());
-        Fault::wrong_type("text in UTF-8", got)
-    })
 }
 
 fn unplanned() -> ! {
