@@ -146,7 +146,7 @@ pub(crate) fn cut(encoding: Encoding, payload: &Bytes, records: usize) -> Result
     match encoding {
         Encoding::Json => Ok(cut_lines(payload, records)),
         Encoding::Arrow => cut_batches(payload, records),
-        Encoding::Protobuf => Ok(cut_messages(payload, records)),
+        Encoding::Protobuf | Encoding::Avro => Ok(cut_messages(payload, records)),
     }
 }
 

@@ -158,7 +158,7 @@ impl<'a, E: Edge> Session<'a, E> {
         let opened = &call.opened;
         let merge = match terms.encoding {
             Encoding::Json => Merge::Lines,
-            Encoding::Protobuf => Merge::Messages,
+            Encoding::Protobuf | Encoding::Avro => Merge::Messages,
             Encoding::Arrow => Merge::Never,
         };
         let window = Window::new(opened.next_offset, app.config.window_bytes.as_usize(), merge);

@@ -62,7 +62,7 @@ pub(crate) struct OpenTerms {
     pub(crate) encoding: Encoding,
     /// Fields that the table does not have.
     pub(crate) unknown: UnknownFields,
-    /// Arrow IPC schema or protobuf descriptor, where the producer stated one.
+    /// Arrow IPC schema, protobuf descriptor or Avro schema, where the producer stated one.
     pub(crate) schema: Bytes,
     /// What the session is pinned to.
     pub(crate) schema_id: Option<u64>,
@@ -78,6 +78,7 @@ impl OpenTerms {
             Encoding::Json => proto::Encoding::Json,
             Encoding::Arrow => proto::Encoding::Arrow,
             Encoding::Protobuf => proto::Encoding::Protobuf,
+            Encoding::Avro => proto::Encoding::Avro,
         };
         proto::Open {
             table: self.table.to_string(),

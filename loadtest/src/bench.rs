@@ -130,6 +130,7 @@ impl Feed {
                 Encoding::Arrow => workload::ipc_stream(&batch)?,
                 Encoding::Json => workload::json_lines(&batch)?,
                 Encoding::Protobuf => workload::messages(&batch)?,
+                Encoding::Avro => anyhow::bail!("no workload is Avro"),
             };
             bytes += payload.len();
             first += frame_rows as u64;

@@ -255,7 +255,7 @@ impl Producer {
                 }
                 stream.send_ndjson(text).await?
             }
-            Encoding::Protobuf => anyhow::bail!("the client sends no protobuf"),
+            other => anyhow::bail!("the client sends no {other:?}"),
         };
         let expected = (first, notes.sent.len() as u64);
         ensure!((offsets.start, offsets.end) == expected, "offsets {offsets:?}, expected {expected:?}");

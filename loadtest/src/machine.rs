@@ -379,6 +379,7 @@ impl Decoder {
                 Self::Json(Box::new(decoder))
             }
             Encoding::Arrow => Self::Arrow(ArrowDecoder::new(schema, 1 << 30)),
+            Encoding::Avro => anyhow::bail!("no workload is Avro"),
             Encoding::Protobuf => {
                 let descriptor = workload::descriptor(&schema)?;
                 let decoder = ProtobufDecoder::new(&schema, &descriptor, UnknownFields::Refuse);

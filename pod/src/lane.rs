@@ -159,7 +159,7 @@ impl Held {
 /// Records of one table and one schema go into one batch.
 type Target = (TableId, SchemaId);
 
-/// A batch that still takes records. Its rows are `chunks`, then what `json` holds: rows of JSON and of protobuf.
+/// A batch that still takes records. Its rows are `chunks`, then what `json` holds: rows of all encodings but Arrow.
 struct OpenBatch {
     table: Table,
     json: Option<JsonDecoder>,
@@ -350,9 +350,9 @@ impl OpenBatch {
                 let decoded = json.append_within(payload, stream.unknown, bytes_max, &mut refuse);
                 Ok(Read::of(decoded, offsets, refused))
             }
-            Encoding::Protobuf => {
+            Encoding::Protobuf | Encoding::Avro => {
                 check_count(offsets, count_messages(payload)?, "messages")?;
-                let decoder = stream.protobuf.as_ref().expect("made when such a stream is opened");
+                let decoder = stream.described.as_ref().expect("made when such a stream is opened");
                 let rows = self.gatherer(limits)?.gathered();
                 let bytes_max = rows.bytes() + ROWS_BYTES_MAX;
                 let decoded = decoder.append_within(rows, payload, bytes_max, &mut refuse);
@@ -395,7 +395,7 @@ impl OpenBatch {
         self.runs.push(OpenRun { run, progress: Arc::clone(&stream.progress) });
     }
 
-    /// Moves the rows out of the columns that JSON and protobuf fill, so that what comes next stands behind them.
+    /// Moves the rows out of the columns that single records fill, so that what comes next stands behind them.
     fn close_json(&mut self) {
         if let Some(json) = &mut self.json
             && json.rows() > 0

@@ -39,6 +39,8 @@ pub enum Encoding {
     Arrow,
     /// Length-delimited protobuf messages: before each a varint of its length in bytes.
     Protobuf,
+    /// Avro data in binary encoding without header, before each a varint of its length in bytes.
+    Avro,
 }
 
 /// What to do with fields that the table does not have.
@@ -72,8 +74,9 @@ pub struct Open {
     /// Fields that the table does not have.
     #[serde(default)]
     pub unknown: UnknownFields,
-    /// Base64 of an Arrow IPC schema or, of a protobuf stream, of the message's serialized `DescriptorProto`: creates
-    /// the table where it does not exist, and is checked where it does. A protobuf stream must have it.
+    /// Base64 of an Arrow IPC schema or, of a protobuf stream, of the message's serialized `DescriptorProto`, of an Avro
+    /// stream, of its schema's JSON: creates the table where it does not exist, and is checked where it does. Protobuf
+    /// and Avro streams must have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema: Option<String>,
     /// Bearer token, where the transport carries none.

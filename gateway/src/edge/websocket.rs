@@ -387,7 +387,7 @@ fn miscounted(first_offset: u64, count: u32, payload: &[u8], encoding: Encoding)
     let found = match encoding {
         _ if count == 0 => 0,
         Encoding::Json => count_lines(payload),
-        Encoding::Protobuf => match count_messages(payload) {
+        Encoding::Protobuf | Encoding::Avro => match count_messages(payload) {
             Ok(found) => found,
             Err(error) => return Some(error.at_offset(first_offset)),
         },
@@ -397,7 +397,7 @@ fn miscounted(first_offset: u64, count: u32, payload: &[u8], encoding: Encoding)
     if count > 0 && found == count as usize {
         return None;
     }
-    let what = if encoding == Encoding::Protobuf { "messages" } else { "lines that are not blank" };
+    let what = if encoding == Encoding::Json { "lines that are not blank" } else { "messages" };
     let message = if count == 0 {
         "records frame that counts 0 records: state how many its payload holds, at least 1".to_owned()
     } else {

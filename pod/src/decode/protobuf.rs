@@ -29,6 +29,7 @@ use self::plan::{FieldPlan, MapPlan, MessagePlan, Read, Scalar};
 use self::value::check_wire;
 use self::wire::{Reader, WireType};
 use super::Decoded;
+use super::budget::Budget;
 use super::column::{Bytes, Column, Columns, Values, offset};
 use super::fault::{Fault, cut};
 use super::rows::{Payload, Rows};
@@ -68,11 +69,11 @@ impl ProtobufDecoder {
     ) -> Decoded {
         let row_bytes_max = rows.row_bytes_max();
         rows.append(Payload { bytes: payload, bytes_max, refuse }, messages(payload), |columns, record| {
-            let mut budget = Budget { spent: 0, most: row_bytes_max };
+            let mut budget = Budget::new(row_bytes_max);
             budget.spend(self.plan.row_bytes)?;
             self.plan.read(columns, &mut Reader::new(record), &mut budget)?;
             self.plan.complete(columns)?;
-            Ok(record.len() + budget.spent)
+            Ok(record.len() + budget.spent())
         })
     }
 }
@@ -83,24 +84,6 @@ impl ProtobufDecoder {
 /// `Invalid`: `invalid_descriptor`, `unsupported_type`.
 pub fn table_schema(descriptor: &[u8]) -> Result<SchemaRef, Error> {
     TableSpec::normalise(&descriptor::schema(&descriptor::read(descriptor)?)?)
-}
-
-/// Bytes that one record may become: two bytes of a message can be a row of thousands in a wide list.
-struct Budget {
-    spent: usize,
-    most: usize,
-}
-
-impl Budget {
-    #[inline]
-    fn spend(&mut self, bytes: usize) -> Result<(), Fault> {
-        self.spent += bytes;
-        if self.spent <= self.most {
-            return Ok(());
-        }
-        let message = format!("the record becomes a row of more than the {} bytes that are taken", self.most);
-        Err(Fault::new("record_too_large", message))
-    }
 }
 
 impl MessagePlan {

@@ -330,3 +330,22 @@ async fn a_protobuf_stream_that_does_not_fit_is_refused_before_it_fences_another
     assert_eq!(rows(&client).await, 6);
     pod.drain().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn avro_records_make_their_table_and_are_refused_one_by_one() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = start(data.path()).await;
+    let schema = br#"{"type":"record","name":"Reading","fields":[{"name":"n","type":["null","long"]}]}"#;
+    let open = |schema: &'static [u8]| proto::Open {
+        encoding: Encoding::Avro.into(),
+        schema: Bytes::from_static(schema),
+        ..ephemeral(0)
+    };
+    let status = Call::open(&client, open(b"{}")).await.err().expect("refused");
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    let mut call = Call::open(&client, open(schema)).await.expect("opens");
+    call.send_payload(0, 4, vec![2, 2, 2, 1, 0, 2, 4, 0, 2, 2, 4]).await;
+    assert_eq!(call.committed(4).await.refused, [2]);
+    assert_eq!(rows(&client).await, 3);
+    pod.drain().await;
+}

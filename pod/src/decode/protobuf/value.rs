@@ -10,7 +10,7 @@ use std::io::Write as _;
 
 use super::super::column::{Bytes, Column, Values};
 use super::super::fault::Fault;
-use super::super::plain::{append_integer, append_text, utf8};
+use super::super::plain::{append_integer, append_text, append_utf8, utf8};
 use super::plan::{Integer, Kind, Scalar};
 use super::wire::{Reader, WireType};
 
@@ -39,7 +39,7 @@ impl Scalar {
                 Values::Float64(values) => values.push(f64::from_le_bytes(reader.fixed64()?)),
                 _ => unplanned(),
             },
-            Kind::Text => append_text(column, utf8(reader.delimited()?)?)?,
+            Kind::Text => append_utf8(column, reader.delimited()?)?,
             Kind::Bytes => match &mut column.values {
                 Values::Binary(values) => values.append(reader.delimited()?),
                 _ => unplanned(),

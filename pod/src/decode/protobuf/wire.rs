@@ -63,6 +63,7 @@ impl<'a> Reader<'a> {
         self.bytes.len() - self.at
     }
 
+    #[inline]
     pub(super) fn tag(&mut self) -> Result<Tag, Fault> {
         let start = self.at;
         let word = self.varint()?;
@@ -73,13 +74,11 @@ impl<'a> Reader<'a> {
             3 => WireType::GroupStart,
             4 => WireType::GroupEnd,
             5 => WireType::Fixed32,
-            other => return Err(malformed(start, &format!("there is no wire type {other}"))),
+            _ => return Err(bad_tag(start, word)),
         };
         match u32::try_from(word >> 3) {
             Ok(number @ 1..=NUMBER_MAX) => Ok(Tag { number, wire }),
-            _ => {
-                Err(malformed(start, &format!("field number {} is out of the range 1 to 2^29-1", word >> 3)))
-            }
+            _ => Err(bad_tag(start, word)),
         }
     }
 
@@ -205,6 +204,15 @@ impl<'a> Reader<'a> {
     }
 }
 
+#[cold]
+fn bad_tag(at: usize, word: u64) -> Fault {
+    let (number, wire) = (word >> 3, word & 7);
+    let why =
+        format!("field number {number} is out of the range 1 to 2^29-1, or there is no wire type {wire}");
+    malformed(at, &why)
+}
+
+#[cold]
 fn malformed(at: usize, why: &str) -> Fault {
     Fault::new("not_protobuf", format!("not a protobuf message: at byte {at}: {why}"))
 }
@@ -260,8 +268,8 @@ mod tests {
         }
         for (bytes, why) in [
             (&[0x00, 0x01][..], "field number 0"),
-            (&[0x0e], "wire type 6"),
-            (&[0x0f], "wire type 7"),
+            (&[0x0e], "no wire type 6"),
+            (&[0x0f], "no wire type 7"),
             (&[0x0a, 3, 1, 2], "a length of 3"),
             (&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01], "a length of 1844674407"),
             (&[0x0d, 1], "ends within 4"),
