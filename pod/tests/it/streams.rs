@@ -310,7 +310,7 @@ async fn a_protobuf_stream_that_does_not_fit_is_refused_before_it_fences_another
         (wrong(descriptor(Type::String)), Code::InvalidArgument, "\"n\": the descriptor has it as"),
         (wrong(descriptor(Type::Int64)), Code::InvalidArgument, "\"tags\", the table has no such column"),
         (wrong(Bytes::from_static(b"\xff")), Code::InvalidArgument, "descriptor: "),
-        (wrong(Bytes::new()), Code::InvalidArgument, "without its descriptor"),
+        (wrong(Bytes::new()), Code::InvalidArgument, "without its schema"),
     ] {
         let status = Call::open(&client, open).await.err().expect("refused");
         assert_eq!(status.code(), code, "{status:?}");
