@@ -9,6 +9,7 @@
 //! branches of a union have to fit; null does always, and is refused record by record where it may not be.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Fields};
 use sluice_shared::error::Error;
@@ -16,7 +17,7 @@ use sluice_shared::frame::UnknownFields;
 use sluice_shared::table::{nearest_name, types};
 
 use super::super::conform::null_bytes;
-use super::super::fault::cut;
+use super::super::fault::{cut, cut_path};
 use super::schema::{Type, TypeId, Types, Unit, invalid};
 
 /// Most values in a plan: a record may be part of many others, each time anew.
@@ -37,7 +38,7 @@ pub(super) enum Read {
     Float,
     Double,
     Text,
-    Enum(Vec<Box<str>>),
+    Enum(Arc<[Box<str>]>),
     Bytes,
     Fixed(usize),
     /// A decimal in bytes, by so many powers of ten below its column's; the length where it is fixed.
@@ -79,6 +80,7 @@ impl Planner<'_> {
         let places: HashMap<&str, usize> =
             columns.iter().enumerate().map(|(place, column)| (column.name().as_str(), place)).collect();
         let mut planned = Vec::with_capacity(fields.len());
+        self.plan(fields.len())?;
         for (name, id) in fields {
             let path = below(path, name);
             planned.push(match places.get(name.as_str()) {
@@ -99,11 +101,16 @@ impl Planner<'_> {
         Ok(RecordPlan { fields: planned, row_bytes })
     }
 
-    fn value(&mut self, id: TypeId, to: &DataType, path: &str) -> Result<Read, Error> {
-        self.planned += 1;
-        if self.planned > PLANNED_MAX {
-            return Err(invalid(&format!("more than {PLANNED_MAX} values in a record")));
+    fn plan(&mut self, values: usize) -> Result<(), Error> {
+        self.planned += values;
+        if self.planned <= PLANNED_MAX {
+            return Ok(());
         }
+        Err(invalid(&format!("more than {PLANNED_MAX} values in a record")))
+    }
+
+    fn value(&mut self, id: TypeId, to: &DataType, path: &str) -> Result<Read, Error> {
+        self.plan(1)?;
         let types = self.types;
         let read = match (types.of(id), to) {
             (Type::Null, _) => Some(Read::Null),
@@ -162,7 +169,7 @@ fn plain(of: &Type, to: &DataType) -> Option<Read> {
             Type::Text,
             DataType::Utf8 | DataType::Decimal128(..) | DataType::Date32 | DataType::Timestamp(..),
         ) => Read::Text,
-        (Type::Enum(symbols), DataType::Utf8) => Read::Enum(symbols.clone()),
+        (Type::Enum(symbols), DataType::Utf8) => Read::Enum(Arc::clone(symbols)),
         (Type::Bytes(None), DataType::Binary) => Read::Bytes,
         (Type::Fixed(size, None), DataType::Binary) => Read::Fixed(*size),
         (Type::Bytes(Some(scale)), DataType::Decimal128(_, to)) => {
@@ -180,7 +187,7 @@ fn below(path: &str, name: &str) -> String {
 }
 
 fn mismatch(path: &str, why: &str) -> Error {
-    Error::invalid("schema_mismatch", format!("column {:?}: {why}", cut(path))).at_column(path)
+    Error::invalid("schema_mismatch", format!("column {:?}: {why}", cut(path))).at_column(cut_path(path))
 }
 
 fn unknown_field(path: &str, name: &str, columns: &Fields) -> Error {
@@ -189,5 +196,5 @@ fn unknown_field(path: &str, name: &str, columns: &Fields) -> Error {
         None => "leave it out, add the column, or open the stream with unknown=ignore".to_owned(),
     };
     let message = format!("the Avro schema has {:?}, the table has no such column: {advice}", cut(path));
-    Error::invalid("unknown_field", message).at_column(path)
+    Error::invalid("unknown_field", message).at_column(cut_path(path))
 }

@@ -7,16 +7,20 @@
 //! written is what is there.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
 use serde_json::Value;
 use sluice_shared::error::Error;
 use sluice_shared::table::{FIELDS_MAX, NESTING_MAX, types};
 
-use super::super::fault::cut;
+use super::super::fault::{cut, cut_path};
 
 /// Most types of a schema, each mention counted.
 const TYPES_MAX: usize = 20_000;
+
+/// Longest name of a type, with its namespace: what is within has the namespace too.
+const NAME_BYTES_MAX: usize = 1_024;
 
 /// Place of a type in its schema.
 pub(super) type TypeId = usize;
@@ -33,7 +37,7 @@ pub(super) enum Type {
     /// Its bytes, and the scale of a decimal.
     Fixed(usize, Option<u32>),
     Text,
-    Enum(Vec<Box<str>>),
+    Enum(Arc<[Box<str>]>),
     Array(TypeId),
     Map(TypeId),
     Union(Vec<TypeId>),
@@ -143,6 +147,9 @@ impl Types {
     fn define(&mut self, of: &Value, namespace: &str, id: TypeId) -> Result<String, Error> {
         let name = of["name"].as_str().ok_or_else(|| invalid("a named type without name"))?;
         let name = full(name, of["namespace"].as_str().unwrap_or(namespace));
+        if name.len() > NAME_BYTES_MAX {
+            return Err(invalid(&format!("a type's name of more than {NAME_BYTES_MAX} bytes")));
+        }
         let within = name.rsplit_once('.').map_or(String::new(), |(within, _)| within.to_owned());
         match self.names.insert(name, id) {
             None => Ok(within),
@@ -243,7 +250,7 @@ fn scale(of: &Value) -> Option<u32> {
     is_decimal.then(|| of["scale"].as_u64().map_or(0, |scale| u32::try_from(scale).unwrap_or(u32::MAX)))
 }
 
-fn symbols(of: &Value) -> Result<Vec<Box<str>>, Error> {
+fn symbols(of: &Value) -> Result<Arc<[Box<str>]>, Error> {
     let symbols = of["symbols"].as_array().ok_or_else(|| invalid("an enum without symbols"))?;
     let symbol = |symbol: &Value| symbol.as_str().map(Into::into);
     symbols.iter().map(symbol).collect::<Option<_>>().ok_or_else(|| invalid("a symbol that is no text"))
@@ -321,5 +328,5 @@ fn unsupported(path: &str, why: &str) -> Error {
         "unsupported_type",
         format!("field {:?} of the Avro schema makes no column: {why}", cut(path)),
     )
-    .at_column(path)
+    .at_column(cut_path(path))
 }

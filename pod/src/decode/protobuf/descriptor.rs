@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use super::super::fault::cut;
+use super::super::fault::{cut, cut_path};
 use arrow::datatypes::{DataType, Field, Fields, Schema};
 use prost::Message as _;
 use prost_types::field_descriptor_proto::{Label, Type};
@@ -219,6 +219,9 @@ impl<'a> Columns<'a> {
 }
 
 fn unsupported(path: &str, why: &str) -> Error {
-    Error::invalid("unsupported_type", format!("field {path:?} of the descriptor makes no column: {why}"))
-        .at_column(path)
+    Error::invalid(
+        "unsupported_type",
+        format!("field {:?} of the descriptor makes no column: {why}", cut(path)),
+    )
+    .at_column(cut_path(path))
 }

@@ -22,6 +22,7 @@
 //! | struct | message |
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Fields};
 use prost_types::field_descriptor_proto::{Label, Type};
@@ -31,7 +32,7 @@ use sluice_shared::frame::UnknownFields;
 use sluice_shared::table::{nearest_name, types};
 
 use super::super::conform::null_bytes;
-use super::super::fault::cut;
+use super::super::fault::{cut, cut_path};
 use super::descriptor::{Holds, Named, Types, invalid, is_repeated, type_text};
 use super::wire::{NUMBER_MAX, WireType};
 
@@ -93,6 +94,9 @@ pub(super) struct Scalar {
     pub(super) bytes: usize,
 }
 
+/// Names by number.
+pub(super) type Names = HashMap<i32, Box<str>>;
+
 pub(super) enum Kind {
     Bool,
     Integer(Integer),
@@ -101,7 +105,7 @@ pub(super) enum Kind {
     Text,
     Bytes,
     /// An enum's names by number.
-    Name(HashMap<i32, Box<str>>),
+    Name(Arc<Names>),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -128,7 +132,7 @@ impl MessagePlan {
         columns: &Fields,
         unknown: UnknownFields,
     ) -> Result<Self, Error> {
-        let mut planner = Planner { types: Types::of(root)?, unknown, planned: 0 };
+        let mut planner = Planner { types: Types::of(root)?, unknown, planned: 0, names: HashMap::new() };
         planner.message(&Named { name: root.name().to_owned(), message: root }, columns, "")
     }
 
@@ -175,6 +179,8 @@ struct Planner<'a> {
     types: Types<'a>,
     unknown: UnknownFields,
     planned: usize,
+    /// Of enums that were met, by where they stand: many fields may share a large one.
+    names: HashMap<usize, Arc<Names>>,
 }
 
 impl<'a> Planner<'a> {
@@ -219,7 +225,7 @@ impl<'a> Planner<'a> {
     }
 
     fn check_fields(&mut self, message: &DescriptorProto) -> Result<(), Error> {
-        self.planned += message.field.len();
+        self.planned += message.field.len() + message.oneof_decl.len();
         if self.planned > FIELDS_PLANNED_MAX {
             return Err(invalid(&format!("more than {FIELDS_PLANNED_MAX} fields, nested ones included")));
         }
@@ -270,13 +276,21 @@ impl<'a> Planner<'a> {
     /// `One` or `Message`; None where the types do not fit.
     fn value(&mut self, held: Holds<'a>, to: &DataType, path: &str) -> Result<Option<Read>, Error> {
         Ok(match (held, to) {
-            (Holds::Scalar(kind), to) => scalar(kind, None, to).map(Read::One),
-            (Holds::Enum(names), to) => scalar(Type::Enum, names, to).map(Read::One),
+            (Holds::Scalar(kind), to) => scalar(kind, to).map(Read::One),
+            (Holds::Enum(of), DataType::Utf8) => of.map(|of| Read::One(self.named(of, to))),
+            (Holds::Enum(_), to) => scalar(Type::Enum, to).map(Read::One),
             (Holds::Message(named), DataType::Struct(fields)) => {
                 Some(Read::Message(Box::new(self.message(&named, fields, path)?)))
             }
             _ => None,
         })
+    }
+
+    /// An enum's value by its name.
+    fn named(&mut self, of: &EnumDescriptorProto, to: &DataType) -> Scalar {
+        let names = self.names.entry(std::ptr::from_ref(of).addr());
+        let names = names.or_insert_with(|| Arc::new(names_by_number(of)));
+        Scalar { wire: WireType::Varint, kind: Kind::Name(Arc::clone(names)), bytes: null_bytes(to) }
     }
 
     fn map(
@@ -336,7 +350,7 @@ fn number(field: &FieldDescriptorProto) -> u32 {
     field.number().unsigned_abs()
 }
 
-fn scalar(from: Type, names: Option<&EnumDescriptorProto>, to: &DataType) -> Option<Scalar> {
+fn scalar(from: Type, to: &DataType) -> Option<Scalar> {
     let (wire, integer) = match from {
         Type::Int32 | Type::Enum => (WireType::Varint, Some(Integer::Int32)),
         Type::Int64 => (WireType::Varint, Some(Integer::Int64)),
@@ -358,7 +372,6 @@ fn scalar(from: Type, names: Option<&EnumDescriptorProto>, to: &DataType) -> Opt
         (DataType::Boolean, Type::Bool, _) => Kind::Bool,
         (DataType::Float32 | DataType::Float64, Type::Float, _) => Kind::Float,
         (DataType::Float64, Type::Double, _) => Kind::Double,
-        (DataType::Utf8, Type::Enum, _) => Kind::Name(names_by_number(names?)),
         (
             DataType::Utf8 | DataType::Decimal128(..) | DataType::Date32 | DataType::Timestamp(..),
             Type::String,
@@ -379,15 +392,15 @@ fn scalar(from: Type, names: Option<&EnumDescriptorProto>, to: &DataType) -> Opt
 
 fn map_key(held: &Holds<'_>) -> Option<Scalar> {
     match held {
-        Holds::Scalar(Type::String) => scalar(Type::String, None, &DataType::Utf8),
-        Holds::Scalar(Type::Bool) => scalar(Type::Bool, None, &DataType::Boolean),
-        Holds::Scalar(kind) => scalar(*kind, None, &DataType::Int64),
+        Holds::Scalar(Type::String) => scalar(Type::String, &DataType::Utf8),
+        Holds::Scalar(Type::Bool) => scalar(Type::Bool, &DataType::Boolean),
+        Holds::Scalar(kind) => scalar(*kind, &DataType::Int64),
         _ => None,
     }
 }
 
 /// Of numbers with several names the first counts.
-fn names_by_number(of: &EnumDescriptorProto) -> HashMap<i32, Box<str>> {
+fn names_by_number(of: &EnumDescriptorProto) -> Names {
     of.value.iter().rev().map(|value| (value.number(), value.name().into())).collect()
 }
 
@@ -396,7 +409,7 @@ fn below(path: &str, name: &str) -> String {
 }
 
 fn mismatch(path: &str, why: &str) -> Error {
-    Error::invalid("schema_mismatch", format!("column {:?}: {why}", cut(path))).at_column(path)
+    Error::invalid("schema_mismatch", format!("column {:?}: {why}", cut(path))).at_column(cut_path(path))
 }
 
 fn unknown_field(path: &str, name: &str, columns: &Fields) -> Error {
@@ -405,5 +418,5 @@ fn unknown_field(path: &str, name: &str, columns: &Fields) -> Error {
         None => "leave it out, add the column, or open the stream with unknown=ignore".to_owned(),
     };
     let message = format!("the descriptor has {:?}, the table has no such column: {advice}", cut(path));
-    Error::invalid("unknown_field", message).at_column(path)
+    Error::invalid("unknown_field", message).at_column(cut_path(path))
 }

@@ -10,7 +10,7 @@ use arrow::util::display::{ArrayFormatter, FormatOptions};
 use proptest::prelude::*;
 use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage, MapKey, MessageDescriptor, Value};
-use prost_types::DescriptorProto;
+use prost_types::{DescriptorProto, FieldDescriptorProto};
 use protox::file::{File, FileResolver};
 use serde_json::json;
 use sluice_shared::frame::count_messages;
@@ -433,6 +433,24 @@ fn what_is_no_descriptor_is_refused_at_open() {
     for bytes in [&b""[..], b"{}", b"\xff", &[0x0a, 9]] {
         assert!(ProtobufDecoder::new(&schema, bytes, UnknownFields::Ignore).is_err(), "{bytes:?}");
     }
+}
+
+#[test]
+fn a_large_message_in_many_fields_is_refused() {
+    let mut root =
+        compiled("message M { message S { optional int64 a = 1; } optional S c = 1; optional S d = 2; }")
+            .descriptor_proto()
+            .clone();
+    let schema = table(&[("c", "struct<a: int64>", true), ("d", "struct<a: int64>", true)]);
+    let field = root.nested_type[0].field[0].clone();
+    let wide =
+        |n: i32| FieldDescriptorProto { name: Some(format!("f{n}")), number: Some(n), ..field.clone() };
+    root.nested_type[0].field.extend((2..60_000).map(wide));
+    let error =
+        ProtobufDecoder::new(&schema, &root.encode_to_vec(), UnknownFields::Ignore).err().expect("too much");
+    assert_eq!(error.code, "invalid_descriptor", "{error}");
+    root.field.truncate(1);
+    assert!(ProtobufDecoder::new(&schema, &root.encode_to_vec(), UnknownFields::Ignore).is_ok());
 }
 
 #[test]
