@@ -41,4 +41,4 @@ pub use error::Error;
 pub use retry::RetryPolicy;
 pub use sluice_shared::frame::{Encoding, Rejected, UnknownFields};
 pub use sluice_shared::ids::{OffsetRange, TableVersion};
-pub use stream::{Committed, Progress, Stream, Summary};
+pub use stream::{Committed, Progress, Reconnecting, Stream, Summary};

@@ -50,9 +50,26 @@ pub(crate) enum Next {
     GiveUp(Duration),
 }
 
+/// A time without progress since a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stall {
+    pub(crate) lasts: Duration,
+    pub(crate) gives_up_in: Duration,
+}
+
 impl Backoff {
     pub(crate) fn new(policy: RetryPolicy) -> Self {
         Self { policy, opened: false, failures: 0, stalled_since: None }
+    }
+
+    /// How long nothing has moved at `now`, and how long that may go on. None while nothing has failed.
+    pub(crate) fn stall(&self, now: Duration) -> Option<Stall> {
+        let lasts = now.saturating_sub(self.stalled_since?);
+        Some(Stall { lasts, gives_up_in: self.patience().saturating_sub(lasts) })
+    }
+
+    fn patience(&self) -> Duration {
+        if self.opened { self.policy.give_up_after } else { self.policy.give_up_opening_after }
     }
 
     /// The stream has been opened: from now on the longer patience holds.
@@ -73,8 +90,7 @@ impl Backoff {
     /// `at_least` is what the gateway asked for.
     pub(crate) fn failed(&mut self, now: Duration, uniform: f64, at_least: Duration) -> Next {
         let stalled = now.saturating_sub(*self.stalled_since.get_or_insert(now));
-        let patience =
-            if self.opened { self.policy.give_up_after } else { self.policy.give_up_opening_after };
+        let patience = self.patience();
         if stalled >= patience {
             return Next::GiveUp(stalled);
         }
@@ -114,6 +130,18 @@ mod tests {
         backoff.progress();
         assert_eq!(backoff.failed(ms(299_999), 1.0, ms(0)), Next::Wait(ms(50)));
         assert_eq!(backoff.failed(ms(599_999), 1.0, ms(0)), Next::GiveUp(ms(300_000)));
+    }
+
+    #[test]
+    fn a_stall_lasts_from_the_first_failure_to_the_next_progress() {
+        let mut backoff = Backoff::new(RetryPolicy::default());
+        backoff.opened();
+        assert_eq!(backoff.stall(ms(1000)), None);
+        backoff.failed(ms(1000), 1.0, ms(0));
+        backoff.failed(ms(3000), 1.0, ms(0));
+        assert_eq!(backoff.stall(ms(4000)), Some(Stall { lasts: ms(3000), gives_up_in: ms(297_000) }));
+        backoff.progress();
+        assert_eq!(backoff.stall(ms(5000)), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! Keeps P7 for the producer: a send waits until its bytes fit the window.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -14,6 +15,7 @@ use sluice_shared::frame::{Encoding, FinishWhen, Rejected};
 use sluice_shared::ids::{OffsetRange, TableVersion, last_before};
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use crate::config::{OnRejected, Settings};
 use crate::encode::{self, BatchFault, TooLarge};
@@ -81,6 +83,17 @@ pub struct Summary {
     pub version: Option<TableVersion>,
     /// As in [`Committed::unconfirmed`].
     pub unconfirmed: u64,
+}
+
+/// A stream without a connection, which it is trying to make again. Nothing is lost: what was not acknowledged is kept.
+#[derive(Debug, Clone)]
+pub struct Reconnecting {
+    /// For how long nothing has moved.
+    pub lasts: Duration,
+    /// How long the stream goes on trying before it ends with an error.
+    pub gives_up_in: Duration,
+    /// What the last try failed with.
+    pub last: Error,
 }
 
 impl Stream {
@@ -332,6 +345,17 @@ impl Progress {
     /// Connections that were lost and made again.
     pub fn reconnects(&self) -> u64 {
         self.shown.borrow().reconnects
+    }
+
+    /// Tells of a lost connection for as long as it is being made again.
+    pub fn reconnecting(&self) -> Option<Reconnecting> {
+        let outage = self.shown.borrow().outage.clone()?;
+        let now = Instant::now();
+        Some(Reconnecting {
+            lasts: now.saturating_duration_since(outage.since),
+            gives_up_in: outage.until.saturating_duration_since(now),
+            last: outage.last,
+        })
     }
 
     /// The stream's id, as it stands in `_stream`; None before it is open. An ephemeral stream gets a new one

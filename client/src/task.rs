@@ -57,9 +57,20 @@ pub(crate) struct Shown {
     pub(crate) unconfirmed: u64,
     pub(crate) rejected: u64,
     pub(crate) reconnects: u64,
+    /// Set while there is no connection.
+    pub(crate) outage: Option<Outage>,
     pub(crate) released_bytes: u64,
     pub(crate) window_bytes: u64,
     pub(crate) frame_bytes_max: usize,
+}
+
+/// A lost connection that is being made again.
+#[derive(Debug, Clone)]
+pub(crate) struct Outage {
+    pub(crate) since: Instant,
+    /// When the stream gives up, unless something moves before.
+    pub(crate) until: Instant,
+    pub(crate) last: Error,
 }
 
 /// What a stream begins with.
@@ -152,10 +163,18 @@ impl StreamTask {
                 Next::GiveUp(stalled) => return Err(Error::GaveUp { stalled, last: Box::new(failure) }),
                 Next::Wait(wait) => {
                     tracing::debug!(table = %self.begin.settings.table, error = %failure, ?wait, "reconnecting");
+                    self.show_outage(failure);
                     tokio::time::sleep(wait).await;
                 }
             }
         }
+    }
+
+    fn show_outage(&self, last: Error) {
+        let now = Instant::now();
+        let Some(stall) = self.backoff.stall(now - self.started) else { return };
+        let outage = Outage { since: now - stall.lasts, until: now + stall.gives_up_in, last };
+        self.begin.shown.send_modify(|shown| shown.outage = Some(outage));
     }
 
     /// An ephemeral stream whose records are all durable has nothing more to ask: its commits are the pods' work,
@@ -220,6 +239,7 @@ impl StreamTask {
                 shown.phase = Phase::Open;
             }
             shown.reconnects += u64::from(!is_first);
+            shown.outage = None;
             shown.stream = Some(opened.stream);
             shown.durable_next = window.durable_next();
             shown.released_bytes = window.released_bytes();

@@ -15,7 +15,9 @@ listen=127.0.0.1:0
 
 mkdir -p "$data"
 out=$data/sluice.out
-"$sluice" up --pods 2 --data "$data" --listen "$listen" >"$out" 2>"$data/sluice.log" &
+# Emptied here and not by the background shell: below it is read at once, and an older run's address must not stand in it.
+: >"$out"
+"$sluice" up --pods 2 --data "$data" --listen "$listen" >>"$out" 2>"$data/sluice.log" &
 pid=$!
 stop() {
     kill -TERM "$pid" 2>/dev/null || true

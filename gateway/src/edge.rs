@@ -7,3 +7,4 @@
 pub(crate) mod http;
 mod json_text;
 pub(crate) mod websocket;
+pub(crate) mod zerobus;

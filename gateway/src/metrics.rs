@@ -92,6 +92,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_readme_lists_all_of_them() {
+        let readme = include_str!("../../README.md");
+        let text = Metrics::new().text();
+        let names =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE sluice_gateway_")?.split(' ').next());
+        let missing: Vec<_> = names.filter(|name| !readme.contains(&format!("`{name}`"))).collect();
+        assert_eq!(missing, Vec::<&str>::new());
+    }
+
+    #[test]
     fn metrics_are_named_for_the_gateway() {
         let metrics = Metrics::new();
         metrics.records.inc_by(3);

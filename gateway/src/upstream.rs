@@ -185,6 +185,7 @@ impl Upstream {
             match self.open_on(placed, terms).await {
                 Ok(call) => return Ok(call),
                 Err(error) if is_loss(&error) || error.retryable => {
+                    let error = self.named(&pod, error);
                     tracing::debug!(%pod, table = %terms.table, %error, "a pod did not take a stream");
                     if is_loss(&error) {
                         self.set_aside(&pod);
@@ -192,7 +193,7 @@ impl Upstream {
                     tried.push(pod);
                     refusal = Some(error);
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(with_way_out(error)),
             }
         }
         Err(refusal.unwrap_or_else(|| no_place_error(NoPlace::Empty, terms)))
@@ -269,9 +270,21 @@ impl Upstream {
         self.clients.get(pod).cloned().ok_or_else(unknown)
     }
 
-    fn home(&self, table: &TableName) -> Result<PodClient<Channel>, Error> {
-        let home = self.pool().view.home(table).map(|pod| pod.id.clone());
-        self.client(&home.ok_or_else(no_pods)?)
+    fn home(&self, table: &TableName) -> Result<(PodId, PodClient<Channel>), Error> {
+        let home = self.pool().view.home(table).map(|pod| pod.id.clone()).ok_or_else(no_pods)?;
+        let client = self.client(&home)?;
+        Ok((home, client))
+    }
+
+    /// A failure of the way to a pod says which pod, and where it was looked for.
+    fn named(&self, pod: &PodId, mut error: Error) -> Error {
+        if is_loss(&error) {
+            let address =
+                self.pool().view.pod(pod).map(|pod| format!(" ({})", pod.address)).unwrap_or_default();
+            let what = error.message.strip_prefix("pod link: ").unwrap_or(&error.message);
+            error.message = format!("pod {pod}{address} cannot be reached: {what}; is it running?");
+        }
+        error
     }
 
     /// Creates a table at its home. `spec` is JSON, and passed on as it is.
@@ -279,9 +292,10 @@ impl Upstream {
     /// # Errors
     /// What the pod says of the spec; `Unavailable` where it does not answer.
     pub(crate) async fn create_table(&self, table: &TableName, spec: Bytes) -> Result<Bytes, Error> {
-        let mut home = self.home(table)?;
+        let (pod, mut home) = self.home(table)?;
         let request = proto::CreateTableRequest { table: table.to_string(), spec };
-        answered(home.create_table(request)).await.map(|description| description.description)
+        let description = answered(home.create_table(request)).await;
+        description.map(|description| description.description).map_err(|error| self.named(&pod, error))
     }
 
     /// Describes a table, as JSON.
@@ -289,9 +303,10 @@ impl Upstream {
     /// # Errors
     /// `NotFound`; `Unavailable` where the table's home does not answer.
     pub(crate) async fn describe_table(&self, table: &TableName) -> Result<Bytes, Error> {
-        let mut home = self.home(table)?;
+        let (pod, mut home) = self.home(table)?;
         let request = proto::DescribeTableRequest { table: table.to_string() };
-        answered(home.describe_table(request)).await.map(|description| description.description)
+        let description = answered(home.describe_table(request)).await;
+        description.map(|description| description.description).map_err(|error| self.named(&pod, error))
     }
 
     /// Names of all tables, from the first pod that answers.
@@ -300,10 +315,10 @@ impl Upstream {
     /// `Unavailable` where none does.
     pub(crate) async fn list_tables(&self) -> Result<Vec<String>, Error> {
         let mut failure = no_pods();
-        for client in self.clients.values() {
+        for (pod, client) in &self.clients {
             match answered(client.clone().list_tables(proto::ListTablesRequest {})).await {
                 Ok(response) => return Ok(response.tables),
-                Err(error) => failure = error,
+                Err(error) => failure = self.named(pod, error),
             }
         }
         Err(failure)
@@ -346,6 +361,16 @@ const TRANSPORT: &str = "transport";
 pub(crate) fn is_loss(error: &Error) -> bool {
     // HTTP/2 failures of a broken link come as `Internal` too.
     error.code == TRANSPORT && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::Internal)
+}
+
+/// A pod that was to make the table itself would not say that there is none.
+fn with_way_out(mut error: Error) -> Error {
+    if error.code == "table_not_found" {
+        error
+            .message
+            .push_str("; pods started with --auto-create (pod.auto_create) make tables from first records");
+    }
+    error
 }
 
 async fn answered<T>(

@@ -31,10 +31,12 @@ use task::{Budget, OpenTable};
 pub mod batch;
 pub mod watermark;
 pub mod ended;
+mod directory;
 pub mod delta;
 pub mod parquet;
 pub mod home;
 pub mod rejected;
+mod round;
 pub mod task;
 
 /// Pause before storage is asked again at the start.
@@ -292,6 +294,7 @@ impl Tables {
             "held_runs": count(&counts.held_runs),
             "set_aside_records": count(&counts.set_aside),
             "stranded_entries": count(&counts.stranded) + gone,
+            "failing": table.open.failing(),
             "lag_ms": u64::try_from(table.open.lag().as_millis()).unwrap_or(u64::MAX),
         }))
     }

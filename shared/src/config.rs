@@ -120,17 +120,47 @@ pub enum ConfigError {
     Relation(String),
 }
 
+/// A configuration, and which keys were set for it.
+#[derive(Debug)]
+pub struct Loaded<T> {
+    /// The configuration.
+    pub config: T,
+    set: toml::Table,
+}
+
+impl<T> Loaded<T> {
+    /// Whether the file or the environment sets `section.key`, be it to its default.
+    pub fn sets(&self, section: &str, key: &str) -> bool {
+        self.set.get(section).is_some_and(|section| section.get(key).is_some())
+    }
+}
+
 /// Loads a configuration: the file where there is one, with the environment on top. Keys that are set
 /// nowhere keep their defaults (`#[serde(default, deny_unknown_fields)]` on the struct).
 ///
-/// `SLUICE_WAL__SEGMENT_BYTES=8MiB` sets `segment_bytes` in `[wal]`; values are TOML where they parse as
-/// such, text otherwise. Only variables whose first part is a key in `sections` are read, so that other
-/// programs' variables do no harm.
+/// `SLUICE_WAL__SEGMENT_BYTES=64MiB` sets `segment_bytes` in `[wal]`; values are TOML where they parse as
+/// such, text otherwise. `sections` are the sections that there are.
 ///
 /// # Errors
-/// An unreadable file, broken TOML, wrong types, unknown keys.
-pub fn load<T: DeserializeOwned>(file: Option<&Path>, sections: &[&str]) -> Result<T, ConfigError> {
-    let mut table = match file {
+/// An unreadable file, broken TOML, wrong types, unknown keys and variables.
+pub fn load<T: DeserializeOwned>(file: Option<&Path>, sections: &[&str]) -> Result<Loaded<T>, ConfigError> {
+    merge(file, sections, environment())
+}
+
+/// Refuses variables that begin with `SLUICE_` and set nothing, for programs that read no configuration.
+///
+/// # Errors
+/// Names the variable, and the one that was probably meant.
+pub fn check_environment(sections: &[&str]) -> Result<(), ConfigError> {
+    environment().iter().try_for_each(|(key, _)| section_of(key, sections).map(|_| ()))
+}
+
+fn merge<T: DeserializeOwned>(
+    file: Option<&Path>,
+    sections: &[&str],
+    variables: Vec<(String, String)>,
+) -> Result<Loaded<T>, ConfigError> {
+    let mut set_keys = match file {
         None => toml::Table::new(),
         Some(path) => {
             let origin = path.display().to_string();
@@ -141,20 +171,70 @@ pub fn load<T: DeserializeOwned>(file: Option<&Path>, sections: &[&str]) -> Resu
             toml::from_str(&text).map_err(|error| parse_error(&origin, &error))?
         }
     };
-    for (key, value) in environment() {
-        let path: Vec<String> = key.split("__").map(str::to_ascii_lowercase).collect();
-        if sections.contains(&path[0].as_str()) {
-            set(&mut table, &path, value);
-        }
+    for (key, value) in variables {
+        let Some(path) = section_of(&key, sections)? else { continue };
+        let mut alone = toml::Table::new();
+        set(&mut alone, &path, value.clone());
+        // Read by itself as well, so that an error names the variable.
+        T::deserialize(toml::Value::Table(alone))
+            .map_err(|error| parse_error(&format!("variable SLUICE_{key}"), &error))?;
+        set(&mut set_keys, &path, value);
     }
-    T::deserialize(toml::Value::Table(table)).map_err(|error| parse_error("(file and environment)", &error))
+    let config = T::deserialize(toml::Value::Table(set_keys.clone()))
+        .map_err(|error| parse_error("(file and environment)", &error))?;
+    Ok(Loaded { config, set: set_keys })
 }
 
 #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 fn environment() -> Vec<(String, String)> {
-    std::env::vars()
+    std::env::vars_os()
+        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
         .filter_map(|(key, value)| Some((key.strip_prefix("SLUICE_")?.to_owned(), value)))
         .collect()
+}
+
+/// Where a variable (without `SLUICE_`) sets a value: section and key. None for what an orchestrator sets.
+fn section_of(key: &str, sections: &[&str]) -> Result<Option<Vec<String>>, ConfigError> {
+    let path: Vec<String> = key.split("__").map(str::to_ascii_lowercase).collect();
+    if path.len() > 1 && sections.contains(&path[0].as_str()) {
+        return Ok(Some(path));
+    }
+    if is_service_address(key) {
+        return Ok(None);
+    }
+    let advice = match meant(&key.to_ascii_lowercase(), sections) {
+        Some(variable) => format!("did you mean `{variable}`?"),
+        None => {
+            let all: Vec<String> = sections.iter().map(|section| variable(section, "…")).collect();
+            format!("known are {}", all.join(", "))
+        }
+    };
+    let message = format!("it sets nothing: {advice}");
+    Err(ConfigError::Parse { origin: format!("variable SLUICE_{key}"), message })
+}
+
+/// The variable that was probably meant: one underscore for two, or a section slightly misspelt.
+fn meant(key: &str, sections: &[&str]) -> Option<String> {
+    const DISTANCE_MAX: usize = 2;
+    let of_section = |section: &&str| key.strip_prefix(section).and_then(|rest| rest.strip_prefix('_'));
+    if let Some((section, rest)) = sections.iter().find_map(|section| Some((section, of_section(section)?))) {
+        return Some(variable(section, rest));
+    }
+    let (first, rest) = key.split_once("__").unwrap_or((key, "…"));
+    let nearest = sections.iter().min_by_key(|section| distance(first, section))?;
+    (distance(first, nearest) <= DISTANCE_MAX).then(|| variable(nearest, rest))
+}
+
+fn variable(section: &str, key: &str) -> String {
+    format!("SLUICE_{}__{}", section.to_ascii_uppercase(), key.to_ascii_uppercase())
+}
+
+/// Kubernetes tells each container the addresses of services: of one called `sluice` as `SLUICE_PORT` and the like.
+fn is_service_address(key: &str) -> bool {
+    let ends = ["PORT", "SERVICE_HOST", "SERVICE_PORT"];
+    let has = ["SERVICE_PORT_", "_TCP", "_UDP", "_SCTP"];
+    !key.contains("__")
+        && (ends.iter().any(|end| key.ends_with(end)) || has.iter().any(|part| key.contains(part)))
 }
 
 fn set(table: &mut toml::Table, path: &[String], text: String) {
@@ -220,7 +300,49 @@ mod tests {
     fn loaded(text: &str) -> Result<Sample, ConfigError> {
         let mut file = tempfile::NamedTempFile::new().expect("temporary file");
         file.write_all(text.as_bytes()).expect("written");
-        load(Some(file.path()), &[])
+        load(Some(file.path()), &[]).map(|loaded| loaded.config)
+    }
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    struct Sections {
+        pod: Sample,
+    }
+
+    fn with_variable(key: &str, value: &str) -> Result<Loaded<Sections>, ConfigError> {
+        merge(None, &["gateway", "pod"], vec![(key.to_owned(), value.to_owned())])
+    }
+
+    #[test]
+    fn a_variable_that_sets_nothing_is_refused_with_the_nearest_one() {
+        for (key, advice) in [
+            ("POD_SEGMENT_BYTES", "did you mean `SLUICE_POD__SEGMENT_BYTES`?"),
+            ("PODS__LANES", "did you mean `SLUICE_POD__LANES`?"),
+            ("URL", "known are SLUICE_GATEWAY__…, SLUICE_POD__…"),
+            ("POD", "did you mean `SLUICE_POD__…`?"),
+        ] {
+            let error = with_variable(key, "1").expect_err(key).to_string();
+            assert!(error.contains(&format!("variable SLUICE_{key}: ")), "{error}");
+            assert!(error.contains(advice), "{error}");
+        }
+        let error = with_variable("POD__LANE", "1").expect_err("unknown key").to_string();
+        assert!(error.contains("variable SLUICE_POD__LANE: ") && error.contains("`lanes`?"), "{error}");
+        let error = with_variable("POD__LANES", "many").expect_err("no number").to_string();
+        assert!(error.contains("variable SLUICE_POD__LANES: "), "{error}");
+    }
+
+    #[test]
+    fn what_an_orchestrator_sets_is_none_of_ours() {
+        for key in ["PORT", "PORT_7070_TCP_ADDR", "SERVICE_HOST", "GATEWAY_SERVICE_PORT_HTTP", "POD_0_PORT"] {
+            with_variable(key, "tcp://10.0.0.1:7070").expect(key);
+        }
+    }
+
+    #[test]
+    fn what_is_set_is_known_from_what_is_default() {
+        let loaded = with_variable("POD__LANES", "0").expect("valid");
+        assert_eq!((loaded.sets("pod", "lanes"), loaded.sets("pod", "segment_bytes")), (true, false));
+        assert_eq!(loaded.config.pod.lanes, 0);
     }
 
     #[test]

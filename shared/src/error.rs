@@ -203,7 +203,12 @@ impl From<tonic::Status> for Error {
     fn from(status: tonic::Status) -> Self {
         serde_json::from_slice(status.details()).unwrap_or_else(|_| {
             let kind = ErrorKind::from_grpc_code(status.code());
-            Self::new(kind, "transport", format!("pod link: {}: {}", status.code(), status.message()))
+            // The code's own words ("the service is currently unavailable") say less than any message.
+            let what = match status.message() {
+                "" => status.code().description(),
+                message => message,
+            };
+            Self::new(kind, "transport", format!("pod link: {what}"))
         })
     }
 }

@@ -1,6 +1,7 @@
 //! What a table is: schema, partitioning, properties, and their form in JSON.
 //!
-//! *Owns*: the table spec, its JSON form, its limits, which Arrow types Sluice takes (`table/types.rs`).
+//! *Owns*: the table spec, its JSON form, its limits, which Arrow types Sluice takes (`table/types.rs`), which
+//! properties (`table/properties.rs`).
 //! *Does not own*: Delta's own metadata (`pod/src/table/delta.rs`), decoding of records.
 //! Every name and type that Delta would refuse is refused here, before anything is created.
 
@@ -11,6 +12,7 @@ use serde::Deserialize;
 
 use crate::error::Error;
 
+mod properties;
 pub mod types;
 
 /// Most columns of a table.
@@ -26,18 +28,6 @@ pub const FIELD_NAME_BYTES_MAX: usize = 255;
 const RESERVED_PREFIXES: [&str; 3] = ["_stream", "_offset", "_ingested_at"];
 /// Delta refuses these in names, unless the table maps its columns, which few other writers can.
 const FORBIDDEN_CHARACTERS: &str = " ,;{}()\n\t=";
-/// Whether `_stream`, `_offset` and `_ingested_at` are added.
-const SYSTEM_COLUMNS: &str = "sluice.system_columns";
-/// All properties of our own.
-const OWN_PROPERTIES: [&str; 1] = [SYSTEM_COLUMNS];
-/// Delta's own switches. Some readers cannot open a table at all where one is neither true nor false.
-const APPEND_ONLY: &str = "delta.appendOnly";
-const DELTA_SWITCHES: &str = "delta.enable";
-/// Delta would make such a table, and the pod could not open it.
-const COLUMN_MAPPING: &str = "delta.columnMapping.mode";
-/// Would let Delta forget our watermark transaction, and records would come twice.
-const TRANSACTION_RETENTION: &str = "delta.setTransactionRetentionDuration";
-
 /// What a table is to look like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableSpec {
@@ -79,7 +69,7 @@ impl TableSpec {
         let schema = Self::normalise(&schema)?;
         check_columns(&schema)?;
         check_partition_columns(&schema, &partition_columns)?;
-        check_properties(&properties)?;
+        properties::check(&properties)?;
         Ok(Self { schema, partition_columns, properties })
     }
 
@@ -127,7 +117,7 @@ impl TableSpec {
 
     /// Whether the table carries `_stream`, `_offset` and `_ingested_at`. It does unless told otherwise.
     pub fn system_columns(&self) -> bool {
-        self.properties.get(SYSTEM_COLUMNS).is_none_or(|value| value != "false")
+        self.properties.get(properties::SYSTEM_COLUMNS).is_none_or(|value| value != "false")
     }
 
     /// The types that a table takes for those of an Arrow schema: unsigned integers one size up, all texts to
@@ -266,37 +256,6 @@ fn check_partition_columns(schema: &Schema, partition_columns: &[String]) -> Res
     Ok(())
 }
 
-fn check_properties(properties: &BTreeMap<String, String>) -> Result<(), Error> {
-    for (name, value) in properties {
-        let invalid = |why: &str| {
-            Err(Error::invalid("invalid_property", format!("table property {}: {why}", cut(name))))
-        };
-        if name.is_empty() {
-            return invalid("a name may not be empty");
-        }
-        if name.eq_ignore_ascii_case(TRANSACTION_RETENTION) {
-            return invalid(
-                "refused, since Delta would then forget which records are in the table, and they could come \
-                 twice; leave it out",
-            );
-        }
-        if name.starts_with("sluice.") && !OWN_PROPERTIES.contains(&name.as_str()) {
-            return match nearest_name(name, OWN_PROPERTIES.into_iter()) {
-                Some(nearest) => invalid(&format!("unknown; did you mean {nearest}?")),
-                None => invalid(&format!("unknown; known are {}", OWN_PROPERTIES.join(", "))),
-            };
-        }
-        if name.eq_ignore_ascii_case(COLUMN_MAPPING) && value != "none" {
-            return invalid("tables that map their columns cannot be written to yet; leave it out");
-        }
-        let is_switch = name == SYSTEM_COLUMNS || name == APPEND_ONLY || name.starts_with(DELTA_SWITCHES);
-        if is_switch && !matches!(value.as_str(), "true" | "false") {
-            return invalid(&format!("expected true or false, got {}", cut(value)));
-        }
-    }
-    Ok(())
-}
-
 /// A producer's text as it stands in a message: quoted, escaped, cut.
 pub(crate) fn cut(text: &str) -> String {
     const SHOWN_CHARS_MAX: usize = 64;
@@ -373,6 +332,26 @@ mod tests {
     }
 
     #[test]
+    fn deltas_properties_take_values_of_their_types() {
+        for (name, value) in [
+            ("delta.checkpointInterval", "10"),
+            ("delta.dataSkippingNumIndexedCols", "-1"),
+            ("delta.logRetentionDuration", "interval 30 days"),
+            ("delta.deletedFileRetentionDuration", "INTERVAL 1 Week"),
+            ("delta.checkpointPolicy", "classic"),
+            ("delta.isolationLevel", "Serializable"),
+            ("delta.targetFileSize", "104857600"),
+            ("delta.targetFileSize", "100MB"),
+            ("delta.nothing", "anything"),
+            ("owner", "anyone"),
+        ] {
+            let properties = format!(r#"{{"{name}":"{value}"}}"#);
+            let json = r#"{"schema":{"fields":[{"name":"a","type":"int64"}]},"properties":"#;
+            spec(&format!("{json}{properties}}}")).expect(name);
+        }
+    }
+
+    #[test]
     fn bad_specs_are_refused_by_name() {
         let a = r#"{"name":"a","type":"int64"}"#;
         check("", "", "invalid_schema", "no column");
@@ -419,6 +398,18 @@ mod tests {
         check(a, retention, "invalid_property", "twice");
         for property in [r#""delta.appendOnly":"1""#, r#""delta.enableChangeDataFeed":"maybe""#] {
             check(a, &format!(",\"properties\":{{{property}}}"), "invalid_property", "true or false");
+        }
+        for (property, word) in [
+            (r#""delta.checkpointInterval":"never""#, "a whole number from 1"),
+            (r#""delta.checkpointInterval":"0""#, "a whole number from 1"),
+            (r#""delta.dataSkippingNumIndexedCols":"-7""#, "-1"),
+            (r#""delta.logRetentionDuration":"yesterday""#, "interval 7 days"),
+            (r#""delta.deletedFileRetentionDuration":"interval -1 day""#, "interval 7 days"),
+            (r#""delta.checkpointPolicy":"v3""#, "classic or v2"),
+            (r#""delta.targetFileSize":"big""#, "100mb"),
+            (r#""delta.autoOptimize.autoCompact":"yes""#, "true or false"),
+        ] {
+            check(a, &format!(",\"properties\":{{{property}}}"), "invalid_property", word);
         }
         let mapping = r#","properties":{"delta.columnMapping.mode":"name"}"#;
         check(a, mapping, "invalid_property", "map their columns");

@@ -28,8 +28,12 @@ pub enum LogFormat {
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::filter::ParseError> {
     let filter = EnvFilter::builder().parse(filter)?;
     let colours = std::io::stderr().is_terminal();
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        // It would complain on standard error, and panic where that has no reader any more.
+        .log_internal_errors(false);
     // A second installation is refused by `tracing`: harmless in tests that share a process.
     let _ = match format {
         LogFormat::Text => builder.with_target(false).try_init(),

@@ -77,6 +77,43 @@ async fn what_passes_is_waited_out() {
 }
 
 #[tokio::test]
+async fn a_lost_connection_shows_until_it_is_made_again() {
+    let gateway = FakeGateway::start().await;
+    let client = gateway.client().await;
+    let mut stream = client.stream("t").name("n").retry(hasty());
+    stream = stream.encoding(Encoding::Json);
+    let (opened, (connection, _)) =
+        within(async { tokio::join!(stream.open(), gateway.open_at("n#1", 0)) }).await;
+    let mut stream = opened.expect("opens");
+    let progress = stream.progress();
+    assert!(progress.reconnecting().is_none());
+    drop(connection);
+    let outage = within(async {
+        loop {
+            match progress.reconnecting() {
+                Some(outage) => return outage,
+                None => tokio::task::yield_now().await,
+            }
+        }
+    })
+    .await;
+    assert!(matches!(&outage.last, Error::Connection { url, .. } if *url == gateway.url()), "{outage:?}");
+    assert!(outage.gives_up_in <= hasty().give_up_after, "{outage:?}");
+    let server = async {
+        let (mut connection, _) = gateway.open_at("n#1", 0).await;
+        connection.records().await;
+        connection.durable(0).await;
+        connection
+    };
+    let sent = async {
+        stream.send_json(&json!({})).await.expect("sent");
+        stream.durable().await.expect("durable")
+    };
+    let (_, _connection) = within(async { tokio::join!(sent, server) }).await;
+    assert!(progress.reconnecting().is_none());
+}
+
+#[tokio::test]
 async fn a_refused_upgrade_says_why() {
     let gateway = FakeGateway::start().await;
     let client = gateway.client().await;

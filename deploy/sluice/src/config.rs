@@ -9,6 +9,7 @@ use anyhow::Context;
 use serde::Deserialize;
 use sluice_gateway::GatewayConfig;
 use sluice_pod::config::PodConfig;
+use sluice_shared::config::{self, Loaded};
 use sluice_shared::telemetry::{self, LogFormat};
 
 /// Everything that a configuration file can say.
@@ -42,12 +43,21 @@ impl Default for LogConfig {
     }
 }
 
+/// The sections that there are.
+const SECTIONS: [&str; 3] = ["gateway", "pod", "log"];
+
 impl Config {
     /// Reads the file and the environment, and sets up the log.
-    pub(crate) fn load(file: Option<&Path>) -> anyhow::Result<Self> {
-        let config: Self = sluice_shared::config::load(file, &["gateway", "pod", "log"])?;
-        telemetry::init_logs(&config.log.filter, config.log.format)
-            .with_context(|| format!("log.filter {:?}", config.log.filter))?;
-        Ok(config)
+    pub(crate) fn load(file: Option<&Path>) -> anyhow::Result<Loaded<Self>> {
+        let loaded: Loaded<Self> = config::load(file, &SECTIONS)?;
+        let log = &loaded.config.log;
+        telemetry::init_logs(&log.filter, log.format)
+            .with_context(|| format!("log.filter {:?}", log.filter))?;
+        Ok(loaded)
+    }
+
+    /// For commands that read no configuration: a variable that is meant to set something is not passed over.
+    pub(crate) fn check_environment() -> anyhow::Result<()> {
+        Ok(config::check_environment(&SECTIONS)?)
     }
 }

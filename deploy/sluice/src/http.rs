@@ -19,6 +19,18 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
 }
 
+/// Asks the first of these gateways, joined by commas, that answers.
+pub(crate) async fn get_from_any(urls: &str, path: &str) -> Result<Answer> {
+    let mut failure = None;
+    for url in urls.split(',') {
+        match get(url.trim(), path).await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => failure = Some(error),
+        }
+    }
+    Err(failure.context("no gateway is named")?)
+}
+
 /// Asks the gateway at `url` (`ws://host:port` or `http://host:port`) for `path`.
 pub(crate) async fn get(url: &str, path: &str) -> Result<Answer> {
     let rest = url.strip_prefix("ws://").or_else(|| url.strip_prefix("http://"));

@@ -3,8 +3,11 @@
 //! *Owns*: the command line.
 //! *Does not own*: what the commands do.
 
+#![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic when nobody reads: use `print`")]
+
 mod config;
 mod http;
+mod print;
 mod send;
 mod tables;
 mod up;
@@ -44,7 +47,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: cannot start threads: {error}");
+            print::note(format_args!("error: cannot start threads: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -54,8 +57,14 @@ fn main() -> ExitCode {
             Command::Up(args) => up::up(config, args).await,
             Command::Gateway(args) => up::gateway(config, args).await,
             Command::Pod(args) => up::pod(config, args).await,
-            Command::Send(args) => send::run(args).await,
-            Command::Tables(args) => tables::run(args).await,
+            Command::Send(args) => {
+                config::Config::check_environment()?;
+                send::run(args).await
+            }
+            Command::Tables(args) => {
+                config::Config::check_environment()?;
+                tables::run(args).await
+            }
         }
     });
     // A thread that waits for standard input must not hold up the exit.
@@ -63,7 +72,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            print::note(format_args!("error: {error:#}"));
             ExitCode::from(2)
         }
     }

@@ -4,27 +4,34 @@
 //! *Does not own*: reading (`input`), taking apart by value (`split`), showing (`display`), sending (`sluice_client`).
 
 mod input;
+mod json;
+mod csv;
+mod piece;
 mod split;
 mod display;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
-use arrow::datatypes::SchemaRef;
-use bytes::Bytes;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use futures_util::future::try_join_all;
-use sluice_client::{Client, Encoding, Stream, Summary, UnknownFields};
+use serde_json::Value;
+use sluice_client::{Client, Encoding, Progress, Stream, Summary, UnknownFields};
 use sluice_shared::ids::TableName;
+use sluice_shared::table::types;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::http;
-use display::Counts;
-use input::{Format, Input, Piece};
+use crate::{http, print};
+use display::{Counts, Refusal};
+use input::{Format, Input, Wanted};
+use piece::{Payload, Piece, Places};
 
 /// Pieces that are read ahead.
 const PIECES_AHEAD: usize = 4;
@@ -35,6 +42,8 @@ const STREAMS_MAX: usize = 1000;
 ///
 /// A named stream makes loading a file resumable: what the stream already holds is skipped, so the same command
 /// can be repeated after any failure, and no record is in the table twice. Standard input is appended.
+///
+/// The exit status is 0 where all records are in, 1 where some were rejected (the others are in), 2 after an error.
 #[derive(clap::Args)]
 pub(crate) struct SendArgs {
     /// The table: `catalog.schema.table`; missing parts come from `main.default`.
@@ -44,7 +53,7 @@ pub(crate) struct SendArgs {
     /// The gateway; several, joined by commas, are tried in turn.
     #[arg(long, default_value = "ws://127.0.0.1:7070")]
     url: String,
-    /// How the input is written; by its extension or content unless given.
+    /// How the input is written; by its content or extension unless given.
     #[arg(long)]
     format: Option<Format>,
     /// Name of the stream, which makes it resumable.
@@ -62,12 +71,15 @@ pub(crate) struct SendArgs {
     /// What to wait for at the end.
     #[arg(long, value_enum, default_value_t = Wait::Committed)]
     wait: Wait,
+    /// Seconds to go on trying to reach a gateway after a lost connection, as long as nothing moves.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    give_up_after: u64,
     /// Show no progress.
     #[arg(long)]
     quiet: bool,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Unknown {
     /// Reject the record.
     Refuse,
@@ -86,7 +98,10 @@ enum Wait {
 /// One stream of the run.
 struct Lane {
     stream: Stream,
+    progress: Progress,
     label: String,
+    /// Where the records that are not durable yet stand in the input.
+    places: Arc<Mutex<Places>>,
     /// Records at the beginning of the input that the stream already holds.
     skip: u64,
     /// Rows that wait for a full frame.
@@ -98,6 +113,9 @@ struct Sender {
     args: SendArgs,
     client: Client,
     schema: Option<SchemaRef>,
+    encoding: Encoding,
+    /// The input and what is counted in it, for messages: `trips.csv line`.
+    source: String,
     counts: Arc<Counts>,
     lanes: HashMap<String, Lane>,
     skipped: u64,
@@ -108,29 +126,48 @@ pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
     args.file = args.file.take().filter(|file| file.as_path() != Path::new("-"));
     let table: TableName = args.table.parse()?;
     let client = Client::connect(&args.url).await?;
-    let input = read_ahead(&args).await?;
-    reach(&args.url).await?;
+    let (input, pieces) = read_ahead(&args, &table).await?;
+    // Whether any of the gateways answers, before a stream waits for one with patience.
+    http::get_from_any(&args.url, "/healthz").await?;
     let counts = Arc::new(Counts::default());
-    let (is_quiet, wait) = (args.quiet, args.wait);
-    let (schema, pieces) = input;
+    let (is_quiet, wait, urls) = (args.quiet, args.wait, args.url.clone());
+    let Input { schema, encoding, unit, .. } = input;
+    let source =
+        args.file.as_ref().map_or_else(|| "standard input".to_owned(), |file| file.display().to_string());
+    let source = format!("{source}, {unit}");
     let lanes = HashMap::new();
-    let sender = Sender { args, client, schema, counts: Arc::clone(&counts), lanes, skipped: 0 };
+    let sender =
+        Sender { args, client, schema, encoding, source, counts: Arc::clone(&counts), lanes, skipped: 0 };
     let shown = display::show(Arc::clone(&counts));
     let (summaries, skipped) = tokio::select! {
         biased; // what is done is done, whatever there is to show
         outcome = Box::pin(sender.send_all(pieces)) => outcome.with_context(|| format!("sending to {table}"))?,
         () = shown, if !is_quiet => unreachable!("it shows until it is dropped"),
     };
-    Ok(report(&counts, &summaries, skipped, wait))
+    if counts.records() + skipped == 0 {
+        let made = columns_of(&urls, &table).await?.is_some();
+        let what = if made { "is as it was" } else { "does not exist and was not made" };
+        print::answer(format_args!("no records: table {table} {what}"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    report(&counts, &summaries, skipped, wait)
 }
 
 type Pieces = mpsc::Receiver<Result<Piece>>;
 
-/// Opens the input and reads it on a thread of its own, a few pieces ahead.
-async fn read_ahead(args: &SendArgs) -> Result<(Option<SchemaRef>, Pieces)> {
-    let (file, format, rows) = (args.file.clone(), args.format, args.batch_rows as usize);
-    let opened = tokio::task::spawn_blocking(move || input::open(file, format, rows)).await;
-    let Input { schema, pieces } = opened.context("the reading thread")??;
+/// Opens the input and reads it on a thread of its own, a few pieces ahead. The pieces are taken out of the input.
+async fn read_ahead(args: &SendArgs, table: &TableName) -> Result<(Input, Pieces)> {
+    let (urls, table, runtime) = (args.url.clone(), table.clone(), Handle::current());
+    let ignore_unknown = args.unknown == Unknown::Ignore;
+    let table = move || {
+        let schema = runtime.block_on(columns_of(&urls, &table))?;
+        Ok(csv::Table { schema, ignore_unknown })
+    };
+    let wanted = Wanted { format: args.format, batch_rows: args.batch_rows as usize, table: Box::new(table) };
+    let file = args.file.clone();
+    let opened = tokio::task::spawn_blocking(move || input::open(file, wanted)).await;
+    let mut input = opened.context("the reading thread")??;
+    let pieces = std::mem::replace(&mut input.pieces, Box::new(std::iter::empty()));
     let (sender, receiver) = mpsc::channel(PIECES_AHEAD);
     tokio::task::spawn_blocking(move || {
         for piece in pieces {
@@ -140,19 +177,30 @@ async fn read_ahead(args: &SendArgs) -> Result<(Option<SchemaRef>, Pieces)> {
             }
         }
     });
-    Ok((schema, receiver))
+    Ok((input, receiver))
 }
 
-/// Whether any of the gateways answers, before a stream waits for one with patience.
-async fn reach(urls: &str) -> Result<()> {
-    let mut failure = None;
-    for url in urls.split(',') {
-        match http::get(url.trim(), "/healthz").await {
-            Ok(_) => return Ok(()),
-            Err(error) => failure = Some(error),
+/// The columns of the table; None where it does not exist.
+async fn columns_of(urls: &str, table: &TableName) -> Result<Option<SchemaRef>> {
+    let path = format!("/v1/tables/{table}");
+    let answer = http::get_from_any(urls, &path).await?;
+    let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    match answer.status {
+        200 => {}
+        404 => return Ok(None),
+        status => {
+            let why = body["error"]["message"].as_str().unwrap_or("no reason given");
+            bail!("GET {path} was answered with status {status}: {why}");
         }
     }
-    failure.map_or(Ok(()), Err)
+    let fields =
+        body["spec"]["schema"]["fields"].as_array().context("the table's description has no columns")?;
+    let field = |field: &Value| {
+        let name = field["name"].as_str().unwrap_or_default();
+        let data_type = field["type"].as_str().and_then(|text| types::parse(text).ok());
+        Field::new(name, data_type.unwrap_or(DataType::Utf8), field["nullable"] != false)
+    };
+    Ok(Some(Arc::new(Schema::new(fields.iter().map(field).collect::<Vec<_>>()))))
 }
 
 impl Sender {
@@ -175,47 +223,37 @@ impl Sender {
     }
 
     async fn send(&mut self, piece: Piece) -> Result<()> {
-        match (self.args.stream_by.clone(), piece) {
-            (None, Piece::Json(lines)) => self.send_lines(String::new(), lines).await,
-            (None, Piece::Batch(rows)) => self.send_rows(String::new(), rows).await,
-            (Some(column), Piece::Json(lines)) => {
-                for (value, lines) in split::split_lines(&lines, &column) {
-                    self.send_lines(value, lines).await?;
-                }
-                Ok(())
-            }
-            (Some(column), Piece::Batch(rows)) => {
-                for (value, rows) in split::split_batch(&rows, &column)? {
-                    self.send_rows(value, rows).await?;
-                }
-                Ok(())
-            }
+        let Some(column) = self.args.stream_by.clone() else {
+            return self.send_to(String::new(), piece).await;
+        };
+        for (value, piece) in split::split(piece, &column)? {
+            self.send_to(value, piece).await?;
         }
-    }
-
-    async fn send_lines(&mut self, value: String, lines: Bytes) -> Result<()> {
-        self.open(&value).await?;
-        let lane = self.lanes.get_mut(&value).context("the lane just opened")?;
-        let (lines, skipped) = split::skip_lines(&lines, lane.skip);
-        lane.skip -= skipped;
-        self.skipped += skipped;
-        let bytes = lines.len() as u64;
-        let range = lane.stream.send_ndjson(lines).await.with_context(|| lane.label.clone())?;
-        self.counts.add(range.count(), bytes);
         Ok(())
     }
 
-    async fn send_rows(&mut self, value: String, rows: RecordBatch) -> Result<()> {
+    async fn send_to(&mut self, value: String, piece: Piece) -> Result<()> {
         self.open(&value).await?;
         let batch_rows = self.args.batch_rows as usize;
         let lane = self.lanes.get_mut(&value).context("the lane just opened")?;
-        let skipped = usize::try_from(lane.skip).unwrap_or(usize::MAX).min(rows.num_rows());
-        lane.skip -= skipped as u64;
-        self.skipped += skipped as u64;
-        let rows = rows.slice(skipped, rows.num_rows() - skipped);
-        lane.waiting_rows += rows.num_rows();
-        lane.waiting.push(rows);
-        if lane.waiting_rows >= batch_rows { lane.flush(&self.counts).await } else { Ok(()) }
+        let skipped = lane.skip.min(piece.places.len() as u64);
+        lane.skip -= skipped;
+        self.skipped += skipped;
+        let piece = piece.without_first(skipped);
+        lane.note_places(&piece.places);
+        match piece.payload {
+            Payload::Json(text) => {
+                let bytes = text.len() as u64;
+                let range = lane.stream.send_ndjson(text).await.with_context(|| lane.label.clone())?;
+                self.counts.add(range.count(), bytes);
+                Ok(())
+            }
+            Payload::Batch(rows) => {
+                lane.waiting_rows += rows.num_rows();
+                lane.waiting.push(rows);
+                if lane.waiting_rows >= batch_rows { lane.flush(&self.counts).await } else { Ok(()) }
+            }
+        }
     }
 
     async fn open(&mut self, value: &str) -> Result<()> {
@@ -244,30 +282,49 @@ impl Sender {
             Unknown::Refuse => UnknownFields::Refuse,
             Unknown::Ignore => UnknownFields::Ignore,
         };
-        let (counts, of) = (Arc::clone(&self.counts), label.clone());
+        let places: Arc<Mutex<Places>> = Arc::default();
+        let (counts, of, source) = (Arc::clone(&self.counts), label.clone(), self.source.clone());
+        let known = Arc::clone(&places);
         let mut builder = self.client.stream(&self.args.table).unknown_fields(unknown);
-        builder = builder.on_rejected(move |rejected| counts.reject(&of, rejected));
-        builder = match &self.schema {
-            Some(schema) => builder.schema(Arc::clone(schema)),
-            None => builder.encoding(Encoding::Json),
-        };
+        builder = builder.give_up_after(Duration::from_secs(self.args.give_up_after));
+        builder = builder.on_rejected(move |rejected| {
+            let place = known.lock().unwrap_or_else(PoisonError::into_inner).of(rejected.offset);
+            let place = match place {
+                Some(place) => format!("{source} {place}"),
+                None => format!("{of}, offset {}", rejected.offset),
+            };
+            counts.reject(Refusal { place, rejected });
+        });
+        if let Some(schema) = &self.schema {
+            builder = builder.schema(Arc::clone(schema));
+        }
+        builder = builder.encoding(self.encoding);
         if let Some(name) = &name {
             builder = builder.name(name);
         }
         let stream = Box::pin(builder.open()).await.with_context(|| label.clone())?;
         let skip = if self.args.file.is_some() { stream.next_offset() } else { 0 };
         if skip > 0 && !self.args.quiet {
-            eprintln!(
+            print::note(format_args!(
                 "{label} already holds {skip} records: as many are skipped at the start of its input \
                  (to send them again, use another --name)"
-            );
+            ));
         }
-        self.counts.add_stream(stream.next_offset(), stream.progress());
-        Ok(Lane { stream, label, skip, waiting: Vec::new(), waiting_rows: 0 })
+        let progress = stream.progress();
+        self.counts.add_stream(stream.next_offset(), progress.clone());
+        Ok(Lane { stream, progress, label, places, skip, waiting: Vec::new(), waiting_rows: 0 })
     }
 }
 
 impl Lane {
+    /// Notes where the records stand that are about to be sent. Records that are durable will not be rejected.
+    fn note_places(&self, of_records: &[u64]) {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = self.stream.next_offset() + self.waiting_rows as u64;
+        (next..).zip(of_records).for_each(|(offset, place)| places.add(offset, *place));
+        places.forget_before(self.progress.durable().map_or(0, |offset| offset + 1));
+    }
+
     async fn flush(&mut self, counts: &Counts) -> Result<()> {
         let waiting = std::mem::take(&mut self.waiting);
         self.waiting_rows = 0;
@@ -281,34 +338,34 @@ impl Lane {
 }
 
 /// Prints what became of the records.
-fn report(counts: &Counts, summaries: &[Summary], skipped: u64, wait: Wait) -> ExitCode {
+fn report(counts: &Counts, summaries: &[Summary], skipped: u64, wait: Wait) -> Result<ExitCode> {
     let rejects = counts.rejects();
-    for (stream, rejected) in &rejects.first {
-        let column = rejected.column.as_ref().map_or_else(String::new, |column| format!(", column {column}"));
-        eprintln!("rejected: {stream}, offset {}{column}: {}", rejected.offset, rejected.message);
-    }
+    rejects.first.iter().for_each(print::note);
     let more = rejects.count - rejects.first.len() as u64;
     if more > 0 {
-        eprintln!("rejected: and {more} more");
+        print::note(format_args!("rejected: and {more} more"));
     }
-    println!("{}", summary_line(counts.records(), rejects.count, skipped, summaries, wait));
-    if rejects.count > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    print::answer(summary_line(counts.records(), rejects.count, skipped, summaries, wait))?;
+    Ok(if rejects.count > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn summary_line(sent: u64, rejected: u64, skipped: u64, summaries: &[Summary], wait: Wait) -> String {
-    let mut line = format!("sent {sent} records, {rejected} rejected, {sent} durable");
+    let accepted = sent - rejected.min(sent);
+    let version = summaries.iter().filter_map(|summary| summary.version).max();
+    let mut line = match (wait, version) {
+        (Wait::Durable, _) => format!("sent {sent} records: {accepted} durable"),
+        (Wait::Committed, Some(version)) => {
+            format!("sent {sent} records: {accepted} in the table (version {version})")
+        }
+        (Wait::Committed, None) => format!("sent {sent} records: {accepted} in the table"),
+    };
+    line.push_str(&format!(", {rejected} rejected"));
     let unconfirmed: u64 = summaries.iter().map(|summary| summary.unconfirmed).sum();
     if skipped > 0 {
         line.push_str(&format!(", {skipped} were there before"));
     }
     if unconfirmed > 0 {
         line.push_str(&format!(", commit of {unconfirmed} not confirmed since a gateway was lost"));
-    }
-    let version = summaries.iter().filter_map(|summary| summary.version).max();
-    match version.filter(|_| wait == Wait::Committed) {
-        Some(version) => line.push_str(&format!(", committed in version {version}")),
-        None if wait == Wait::Committed => line.push_str(", committed"),
-        None => {}
     }
     line
 }
@@ -322,12 +379,11 @@ mod tests {
         let of = |version, unconfirmed| Summary { version, unconfirmed, ..Summary::default() };
         assert_eq!(
             summary_line(336_776, 12, 0, &[of(Some(16), 0), of(Some(17), 0)], Wait::Committed),
-            "sent 336776 records, 12 rejected, 336776 durable, committed in version 17"
+            "sent 336776 records: 336764 in the table (version 17), 12 rejected"
         );
         assert_eq!(
             summary_line(5, 0, 3, &[of(None, 2)], Wait::Durable),
-            "sent 5 records, 0 rejected, 5 durable, 3 were there before, commit of 2 not confirmed since a gateway \
-             was lost"
+            "sent 5 records: 5 durable, 0 rejected, 3 were there before, commit of 2 not confirmed since a gateway was lost"
         );
     }
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use sluice_shared::ids::TableName;
 
-use crate::http;
+use crate::{http, print};
 
 /// Lists the tables, or describes one.
 #[derive(clap::Args)]
@@ -34,8 +34,8 @@ pub(crate) async fn run(args: TablesArgs) -> Result<ExitCode> {
         bail!("{}", body["error"]["message"].as_str().unwrap_or("the gateway refused"));
     }
     match names(&body) {
-        Some(names) if args.name.is_none() => names.iter().for_each(|name| println!("{name}")),
-        _ => println!("{body:#}"),
+        Some(names) if args.name.is_none() => names.iter().try_for_each(print::answer)?,
+        _ => print::answer(format_args!("{body:#}"))?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 //! *Owns*: putting a process together from its parts, the order in which they drain.
 //! *Does not own*: the parts.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,12 +13,14 @@ use clap::Args;
 use sluice_gateway::Gateway;
 use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::PodConfig;
-use sluice_shared::config::ByteSize;
+use sluice_shared::config::{ByteSize, Loaded};
 use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::terminated;
 use sluice_shared::link::{self, PodAddress};
+use tokio::net::TcpListener;
 
 use crate::config::Config;
+use crate::print;
 
 /// How long producers have to finish when the gateway drains.
 const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
@@ -38,9 +41,9 @@ pub(crate) struct UpArgs {
     /// Where producers connect [default: 127.0.0.1:7070].
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
-    /// Whether a table that does not exist is made from the first records.
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
-    auto_create: bool,
+    /// Whether a table that does not exist is made from the first records [default: true].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    auto_create: Option<bool>,
     /// Start although records in the middle of a log are damaged, giving those up.
     #[arg(long)]
     accept_loss: bool,
@@ -72,9 +75,9 @@ pub(crate) struct PodArgs {
     /// Another pod of the pool, as `id=host:port`. May be given more than once.
     #[arg(long = "peer", value_name = "ID=HOST:PORT")]
     peers: Vec<String>,
-    /// Whether a table that does not exist is made from the first records.
-    #[arg(long)]
-    auto_create: bool,
+    /// Whether a table that does not exist is made from the first records [default: false].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    auto_create: Option<bool>,
     /// Start although records in the middle of the log are damaged, giving those up.
     #[arg(long)]
     accept_loss: bool,
@@ -83,10 +86,18 @@ pub(crate) struct PodArgs {
 /// Runs everything in this process.
 pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ExitCode> {
     anyhow::ensure!((1..=PODS_MAX).contains(&args.pods), "--pods {}: expected 1 to {PODS_MAX}", args.pods);
-    let mut config = Config::load(file)?;
+    let loaded = Config::load(file)?;
+    refuse_unheeded(&loaded)?;
+    let auto_create_by_file = loaded.sets("pod", "auto_create").then_some(loaded.config.pod.auto_create);
+    let mut config = loaded.config;
     config.gateway.listen = args.listen.unwrap_or(config.gateway.listen);
-    config.pod.auto_create = args.auto_create;
+    config.pod.auto_create = args.auto_create.or(auto_create_by_file).unwrap_or(true);
     config.pod.accept_loss |= args.accept_loss;
+    // Nothing is made, and no log is opened, for a process that cannot listen.
+    config.gateway.validate()?;
+    config.pod.validate()?;
+    check_listen(&config.gateway.listen, "gateway.listen").await?;
+    make_data_dir(&args.data)?;
     let listeners: Vec<_> = (1..=args.pods).map(|n| (pod_id(n), link::pipe())).collect();
     let addresses: Vec<(PodId, PodAddress)> = listeners
         .iter()
@@ -101,11 +112,11 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     }
     let gateway = Gateway::start(config.gateway, addresses).await?;
     let address = gateway.address();
-    println!("sluice is up: {} pod(s) in this process", pods.len());
-    println!("  producers   ws://{address}/v1/tables/TABLE/stream");
-    println!("  tables      http://{address}/v1/tables");
-    println!("  data        {}", args.data.display());
-    println!("Ctrl-C drains: everything accepted is committed before the exit.");
+    print::answer(format_args!("sluice is up: {} pod(s) in this process", pods.len()))?;
+    print::answer(format_args!("  producers   ws://{address}/v1/tables/TABLE/stream"))?;
+    print::answer(format_args!("  tables      http://{address}/v1/tables"))?;
+    print::answer(format_args!("  data        {}", args.data.display()))?;
+    print::answer("Ctrl-C drains: everything accepted is committed before the exit.")?;
     run_until_signal(async move {
         gateway.drain(GATEWAY_DRAIN).await;
         futures_util::future::join_all(pods.into_iter().map(Pod::drain)).await;
@@ -115,8 +126,10 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
 
 /// Runs a gateway alone.
 pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::Result<ExitCode> {
-    let mut config = Config::load(file)?.gateway;
+    let mut config = Config::load(file)?.config.gateway;
     config.listen = args.listen.unwrap_or(config.listen);
+    config.validate()?;
+    check_listen(&config.listen, "gateway.listen").await?;
     let mut pods = pod_addresses(&args.pods)?;
     for entry in &config.pods {
         pods.push((entry.id.clone(), entry.address.parse()?));
@@ -126,25 +139,71 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
         "a gateway needs a pod: give --pod ID=HOST:PORT, or [[gateway.pods]] in the file"
     );
     let gateway = Gateway::start(config, pods).await?;
-    println!("gateway listens on ws://{}", gateway.address());
+    print::answer(format_args!("gateway listens on ws://{}", gateway.address()))?;
     run_until_signal(async move { gateway.drain(GATEWAY_DRAIN).await }).await
 }
 
 /// Runs a pod alone.
 pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<ExitCode> {
-    let mut config = Config::load(file)?.pod;
+    let mut config = Config::load(file)?.config.pod;
     config.id = args.id.unwrap_or(config.id);
     config.listen = args.listen.unwrap_or(config.listen);
-    config.auto_create |= args.auto_create;
+    config.auto_create = args.auto_create.unwrap_or(config.auto_create);
     config.accept_loss |= args.accept_loss;
     if let Some(data) = &args.data {
         config = below(data, config);
     }
+    config.validate()?;
+    check_listen(&config.listen, "pod.listen").await?;
+    args.data.as_deref().map_or(Ok(()), make_data_dir)?;
     let pod = Pod::start(config, Listen::Tcp, &pod_addresses(&args.peers)?).await?;
     if let Some(address) = pod.address() {
-        println!("pod {} listens on {address}", pod.id());
+        print::answer(format_args!("pod {} listens on {address}", pod.id()))?;
     }
     run_until_signal(pod.drain()).await
+}
+
+/// Keys that `sluice up` decides itself: passing over them would keep data where nobody looks for it.
+const UP_DECIDES: [(&str, &str, &str); 5] = [
+    ("pod", "id", "its pods are pod-1, pod-2, …"),
+    ("pod", "listen", "its pods are reached within the process"),
+    ("pod", "wal_dir", "it keeps the logs below --data"),
+    ("pod", "tables_dir", "it keeps the tables below --data"),
+    ("gateway", "pods", "its pods are in the process; --pods says how many"),
+];
+
+fn refuse_unheeded(loaded: &Loaded<Config>) -> anyhow::Result<()> {
+    for (section, key, why) in UP_DECIDES {
+        anyhow::ensure!(
+            !loaded.sets(section, key),
+            "`sluice up` cannot heed {section}.{key}: {why}; remove the key, or run `sluice pod` and `sluice gateway`"
+        );
+    }
+    Ok(())
+}
+
+/// Whether the address can be had, before anything is made on disk. It is bound for good later: what takes it in
+/// between is told then.
+async fn check_listen(listen: &str, key: &str) -> anyhow::Result<()> {
+    let Err(error) = TcpListener::bind(listen).await else { return Ok(()) };
+    let advice = match error.kind() {
+        ErrorKind::InvalidInput => "expected HOST:PORT, such as 127.0.0.1:7070",
+        ErrorKind::AddrInUse => "another process listens there; give another address with --listen HOST:PORT",
+        ErrorKind::AddrNotAvailable => "this machine has no such address",
+        ErrorKind::PermissionDenied => "ports below 1024 need a right to them; choose a higher one",
+        _ => "expected HOST:PORT of this machine",
+    };
+    anyhow::bail!("cannot listen on {listen:?} ({key}): {error}: {advice}")
+}
+
+fn make_data_dir(dir: &Path) -> anyhow::Result<()> {
+    let advice = || {
+        format!(
+            "cannot make the data directory {}: name one with --data DIR that can be written",
+            dir.display()
+        )
+    };
+    std::fs::create_dir_all(dir).with_context(advice)
 }
 
 fn pod_id(number: usize) -> PodId {
@@ -170,7 +229,7 @@ fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
 /// committed at the next start.
 async fn run_until_signal(drain: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
     terminated().await.context("cannot wait for signals")?;
-    eprintln!("draining: once more to end at once (what is durable is then committed at the next start)");
+    print::note("draining: once more to end at once (what is durable is then committed at the next start)");
     tokio::select! {
         biased; // a drain that is done needs no hurry
         () = drain => Ok(ExitCode::SUCCESS),

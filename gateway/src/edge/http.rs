@@ -30,6 +30,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use crate::app::{App, Connection};
 use crate::edge::websocket;
+use crate::edge::zerobus::{self, Zerobus};
 use crate::session::going_away;
 
 /// A table spec is a schema and some properties.
@@ -64,6 +65,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/tables", get(list_tables))
         .route("/v1/tables/{table}", get(describe_table).put(create_table))
         .route("/v1/tables/{table}/stream", get(stream))
+        .route_service(zerobus::PATH, Zerobus::server(Arc::clone(&app)))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .with_state(app)
@@ -138,8 +140,11 @@ async fn create_table(
     request: Request,
 ) -> Result<Response, Refusal> {
     let spec = read_spec(request.into_body()).await?;
+    // Two that make the same table at one time may both be told that they did.
+    let existed = app.upstream.describe_table(&table.0).await.is_ok();
     let description = app.upstream.create_table(&table.0, spec).await?;
-    Ok((StatusCode::CREATED, json_response(description)).into_response())
+    let status = if existed { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, json_response(description)).into_response())
 }
 
 async fn read_spec(body: Body) -> Result<Bytes, Refusal> {

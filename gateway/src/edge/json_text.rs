@@ -39,6 +39,21 @@ pub(crate) fn split(text: Bytes) -> Lines {
     }
 }
 
+/// One record, whatever it looks like, as one line that is not blank.
+pub(crate) fn record(text: Bytes) -> Bytes {
+    /// No record either, but not blank: the pod refuses it.
+    const NOTHING: Bytes = Bytes::from_static(b"\"\"");
+    if memchr::memchr(b'\n', &text).is_none() && !is_blank(&text) {
+        return text;
+    }
+    let mut line = BytesMut::with_capacity(text.len() + 1);
+    if put_line(&mut line, &text).is_none() {
+        return NOTHING;
+    }
+    line.truncate(line.len() - 1);
+    line.freeze()
+}
+
 /// An array's elements, one a line. What begins like an array and is none: lines where its first line is whole
 /// (then it is lines of arrays), else one record for the pod to refuse.
 fn split_array(text: Bytes) -> Lines {
@@ -164,6 +179,20 @@ mod tests {
             .collect();
         assert_eq!(found, expected, "{text:?}");
         assert_eq!(lines.count, Some(expected.len() as u32), "{text:?}");
+    }
+
+    #[test]
+    fn a_single_record_is_one_line_whatever_it_is() {
+        for (text, line) in [
+            ("{\"a\":1}", "{\"a\":1}"),
+            ("{\n \"a\": 1\n}\n", "{  \"a\": 1 } "),
+            ("{\"a\":\"x\ny\"}", "{\"a\":\"x\ry\"}"),
+            ("{}\n{}", "{} {}"),
+            ("", "\"\""),
+            (" \n", "\"\""),
+        ] {
+            assert_eq!(record(Bytes::from_static(text.as_bytes())), line, "{text:?}");
+        }
     }
 
     #[test]

@@ -251,6 +251,11 @@ impl Pod for FakePod {
         request: Request<proto::DescribeTableRequest>,
     ) -> Result<Response<proto::TableDescription>, Status> {
         let table = request.into_inner().table;
+        if let Some(description) =
+            self.see(|memory| memory.specs.last().cloned()).filter(|_| table.ends_with("flights"))
+        {
+            return Ok(Response::new(proto::TableDescription { table, description }));
+        }
         Err(Error::not_found("table_not_found", format!("no table {table}: create it first")).into())
     }
 

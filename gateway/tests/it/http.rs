@@ -83,6 +83,7 @@ async fn tables_are_passed_on_to_their_home() {
     );
     assert_eq!(split(&raw(address, request.as_bytes()).await), (201, body.to_owned()));
     assert_eq!(pod.see(|memory| memory.specs.clone()), [body]);
+    assert_eq!(split(&raw(address, request.as_bytes()).await).0, 200, "it was there before");
     let (status, tables) = get(address, "GET", "/v1/tables").await;
     assert_eq!((status, tables.as_str()), (200, "{\"tables\":[\"main.default.flights\"]}"));
     check_error(get(address, "GET", "/v1/tables/nothing").await, 404, "table_not_found").await;

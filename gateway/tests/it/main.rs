@@ -11,3 +11,4 @@ mod plain;
 mod framed;
 mod pods;
 mod slow;
+mod zerobus;

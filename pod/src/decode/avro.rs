@@ -28,7 +28,7 @@ use super::column::{Column, Columns, Values, offset};
 use super::fault::{Fault, cut};
 use super::plain::{append_decimal, append_integer, append_text, append_utf8, utf8};
 use super::rows::{Payload, Rows};
-use crate::table::batch::Reason;
+use crate::table::batch::{Reason, ReasonCode};
 
 /// Deepest nesting of values that are skipped.
 const SKIPPED_DEPTH_MAX: usize = 64;
@@ -194,7 +194,7 @@ impl<'a> Reader<'a> {
                 self.budget.spend(elements.bytes)?;
                 let key = utf8(self.delimited()?)?;
                 if !seen.insert(key) {
-                    let fault = Fault::new("duplicate_field", "the key stands in the map twice");
+                    let fault = Fault::new(ReasonCode::DuplicateField, "the key stands in the map twice");
                     return Err(fault.within(&cut(key)));
                 }
                 keys.append(key.as_bytes());
@@ -311,7 +311,7 @@ impl<'a> Reader<'a> {
 }
 
 fn malformed(at: usize, why: &str) -> Fault {
-    Fault::new("not_avro", format!("no datum of the stream's Avro schema: at byte {at}: {why}"))
+    Fault::new(ReasonCode::NotAvro, format!("no datum of the stream's Avro schema: at byte {at}: {why}"))
 }
 
 fn unplanned() -> ! {

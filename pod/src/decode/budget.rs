@@ -4,6 +4,7 @@
 //! *Does not own*: how much it may be (`rows`).
 
 use super::fault::Fault;
+use crate::table::batch::ReasonCode;
 
 /// Bytes that one record may become: two bytes of a record can be a row of thousands in a wide list.
 pub(super) struct Budget {
@@ -27,6 +28,6 @@ impl Budget {
             return Ok(());
         }
         let message = format!("the record becomes a row of more than the {} bytes that are taken", self.most);
-        Err(Fault::new("record_too_large", message))
+        Err(Fault::new(ReasonCode::RecordTooLarge, message))
     }
 }

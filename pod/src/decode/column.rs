@@ -29,6 +29,7 @@ use sluice_shared::table::{nearest_name, types};
 use super::fault::{Fault, cut};
 use super::tape::Record;
 use super::text::{self, DecimalShape, TextFault, Zone};
+use crate::table::batch::ReasonCode;
 
 /// Columns side by side: those of a table, or the fields of a struct.
 pub(super) struct Columns {
@@ -118,7 +119,8 @@ impl Columns {
             guess = place + 1;
             let column = &mut self.columns[place];
             if column.rows > self.rows {
-                return Err(Fault::new("duplicate_field", "the field stands in the record twice").within(key));
+                return Err(Fault::new(ReasonCode::DuplicateField, "the field stands in the record twice")
+                    .within(key));
             }
             column.append(record, value_at, unknown).map_err(|fault| fault.within(key))?;
         }
@@ -150,7 +152,7 @@ impl Columns {
             None => "leave it out, add the column, or open the stream with unknown=ignore".to_owned(),
         };
         let message = format!("the table has no column {:?}: {advice}", cut(key));
-        Fault::new("unknown_field", message).within(&cut(key))
+        Fault::new(ReasonCode::UnknownField, message).within(&cut(key))
     }
 
     /// A row that a null struct covers.
@@ -503,7 +505,9 @@ fn append_map(
     for _ in 0..len {
         let key = record.key(key_at);
         if !seen.insert(key) {
-            return Err(Fault::new("duplicate_field", "the key stands in the map twice").within(&cut(key)));
+            return Err(
+                Fault::new(ReasonCode::DuplicateField, "the key stands in the map twice").within(&cut(key))
+            );
         }
         keys.append(key.as_bytes());
         values.append(record, key_at + 1, unknown).map_err(|fault| fault.within(&cut(key)))?;

@@ -27,11 +27,12 @@ use sluice_shared::table::types;
 
 use super::ipc::{Budget, invalid};
 use super::text::{DAY_US, date_in_range, timestamp_in_range};
+use crate::table::batch::ReasonCode;
 
 /// Why values of a column do not fit; shared by all of them.
 #[derive(Debug)]
 pub(super) struct Misfit {
-    pub code: &'static str,
+    pub code: ReasonCode,
     pub column: String,
     pub message: String,
 }
@@ -115,7 +116,8 @@ impl Conversion<'_> {
         let (converted, mut misfits) = self.values(array, field.data_type(), path)?;
         misfits.retain(|(place, _)| covered.is_none_or(|covered| covered.is_valid(*place)));
         if !field.is_nullable() && converted.null_count() > 0 {
-            let missing = misfit("missing_value", path, "null, but the column may not be null".to_owned());
+            let missing =
+                misfit(ReasonCode::MissingValue, path, "null, but the column may not be null".to_owned());
             let known: HashSet<usize> = misfits.iter().map(|(place, _)| *place).collect();
             let is_missing = |place: &usize| {
                 converted.is_null(*place)
@@ -310,12 +312,12 @@ fn taken_anew(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     take(array, &UInt64Array::from_iter_values(0..array.len() as u64), None)
 }
 
-fn misfit(code: &'static str, path: &str, message: String) -> Rc<Misfit> {
+fn misfit(code: ReasonCode, path: &str, message: String) -> Rc<Misfit> {
     Rc::new(Misfit { code, column: path.to_owned(), message })
 }
 
 fn out_of_range(path: &str, to: &DataType, why: &str) -> Rc<Misfit> {
-    misfit("out_of_range", path, format!("the value does not fit {}: {why}", types::text(to)))
+    misfit(ReasonCode::OutOfRange, path, format!("the value does not fit {}: {why}", types::text(to)))
 }
 
 /// The rows to whose elements the misfits belong: the first of each.

@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 
-use crate::table::batch::Reason;
+use crate::table::batch::{Reason, ReasonCode};
 
 /// Longest message, in characters.
 const MESSAGE_CHARS_MAX: usize = 200;
@@ -20,29 +20,29 @@ pub(super) struct Fault(Box<FaultBody>);
 
 #[derive(Debug)]
 struct FaultBody {
-    code: &'static str,
+    code: ReasonCode,
     path: String,
     message: String,
 }
 
 impl Fault {
-    pub(super) fn new(code: &'static str, message: impl Into<String>) -> Self {
+    pub(super) fn new(code: ReasonCode, message: impl Into<String>) -> Self {
         Self(Box::new(FaultBody { code, path: String::new(), message: message.into() }))
     }
 
     /// The value is of a type that the column does not take.
     pub(super) fn wrong_type(expected: impl Display, got: impl Display) -> Self {
-        Self::new("wrong_type", format!("expected {expected}, got {got}"))
+        Self::new(ReasonCode::WrongType, format!("expected {expected}, got {got}"))
     }
 
     /// The value is of the right type, but the column cannot hold it.
     pub(super) fn out_of_range(value: impl Display, column_type: impl Display) -> Self {
-        Self::new("out_of_range", format!("{value} is out of the range of {column_type}"))
+        Self::new(ReasonCode::OutOfRange, format!("{value} is out of the range of {column_type}"))
     }
 
     /// There is no value where there must be one.
     pub(super) fn missing() -> Self {
-        Self::new("missing_value", "missing or null, but the column may not be null")
+        Self::new(ReasonCode::MissingValue, "missing or null, but the column may not be null")
     }
 
     /// Found below this name.
@@ -63,7 +63,7 @@ impl Fault {
     pub(super) fn into_reason(self) -> Reason {
         let FaultBody { code, path, message } = *self.0;
         let column = (!path.is_empty()).then(|| cut_to(&path, COLUMN_CHARS_MAX));
-        Reason { code, column, message: cut_to(&message, MESSAGE_CHARS_MAX) }
+        Reason { code: code.as_str(), column, message: cut_to(&message, MESSAGE_CHARS_MAX) }
     }
 }
 

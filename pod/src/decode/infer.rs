@@ -20,6 +20,7 @@ use sluice_shared::table::{COLUMNS_MAX, FIELDS_MAX, NESTING_MAX, types};
 use super::fault::Fault;
 use super::tape::{Record, TapeParser};
 use super::text::{self, Zone};
+use crate::table::batch::ReasonCode;
 
 /// What the values of a column have been so far.
 #[derive(Debug, Default)]
@@ -53,7 +54,7 @@ pub fn infer(payload: &[u8]) -> Result<SchemaRef, Error> {
     let mut parser = TapeParser::new();
     let mut shape = Shape::default();
     let mut conflict = None;
-    for text in lines(payload) {
+    for (place, text) in lines(payload).enumerate() {
         let read = parser.parse(text, |record| {
             if let Node::Object { .. } = record.node(0)
                 && let Err(fault) = shape.see(record, 0, 1)
@@ -65,22 +66,24 @@ pub fn infer(payload: &[u8]) -> Result<SchemaRef, Error> {
         // Not JSON: its own refusal tells so.
         let _ = read;
         if let Some(fault) = conflict.take() {
-            return Err(cannot_infer(fault));
+            return Err(cannot_infer(fault, Some(place + 1)));
         }
     }
     if shape.fields.is_empty() {
         let why = "no record is a JSON object with a field: send one, or create the table with a schema";
         return Err(Error::invalid("cannot_infer", why));
     }
-    let fields = shape.fields().map_err(cannot_infer)?;
+    let fields = shape.fields().map_err(|fault| cannot_infer(fault, None))?;
     Ok(Arc::new(Schema::new(fields)))
 }
 
-fn cannot_infer(fault: Fault) -> Error {
+/// `record` is the one that showed it, counted from 1.
+fn cannot_infer(fault: Fault, record: Option<usize>) -> Error {
     let reason = fault.into_reason();
     let column = reason.column.unwrap_or_default();
+    let record = record.map_or_else(String::new, |record| format!(" (seen in record {record})"));
     let why = format!(
-        "cannot infer a schema: column {column:?}: {}; create the table with a schema",
+        "cannot infer a schema: column {column:?}: {}{record}; create the table with a schema",
         reason.message
     );
     Error::invalid("cannot_infer", why).at_column(column)
@@ -105,7 +108,7 @@ impl Shape {
         }
         let max = if depth == 1 { COLUMNS_MAX } else { FIELDS_MAX };
         if self.fields.len() == max {
-            return Err(Fault::new("cannot_infer", format!("more than {max} fields")));
+            return Err(Fault::new(ReasonCode::CannotInfer, format!("more than {max} fields")));
         }
         self.places.insert(key.to_owned(), self.fields.len());
         self.fields.push((key.to_owned(), Seen::Nothing));
@@ -124,7 +127,7 @@ impl Shape {
 impl Seen {
     fn see(&mut self, record: &mut Record<'_>, at: usize, depth: usize) -> Result<(), Fault> {
         if depth > NESTING_MAX {
-            return Err(Fault::new("cannot_infer", format!("nested deeper than {NESTING_MAX}")));
+            return Err(Fault::new(ReasonCode::CannotInfer, format!("nested deeper than {NESTING_MAX}")));
         }
         match record.node(at) {
             Node::Static(StaticNode::Null) => Ok(()),
@@ -165,7 +168,10 @@ impl Seen {
                 *self = Text;
                 Ok(())
             }
-            _ => Err(Fault::new("cannot_infer", format!("both {} and {} values", self.word(), other.word()))),
+            _ => Err(Fault::new(
+                ReasonCode::CannotInfer,
+                format!("both {} and {} values", self.word(), other.word()),
+            )),
         }
     }
 
@@ -191,7 +197,7 @@ impl Seen {
             Self::Timestamp => types::timestamp_utc(),
             Self::List(element) => types::list(element.data_type()?, true),
             Self::Struct(shape) if shape.fields.is_empty() => {
-                return Err(Fault::new("cannot_infer", "an object without fields in all records"));
+                return Err(Fault::new(ReasonCode::CannotInfer, "an object without fields in all records"));
             }
             Self::Struct(shape) => DataType::Struct(shape.fields()?.into()),
         })
@@ -250,6 +256,12 @@ mod tests {
             Ok("a list<float64>; b list<string>; c struct<d: list<struct<e: int64>>>")
         });
         check("{\"c\":{\"d\":1}}\nnot json\n[1]\n{\"c\":{\"e\":\"x\"}}", Ok("c struct<d: int64, e: string>"));
+    }
+
+    #[test]
+    fn the_record_that_fits_no_type_is_counted() {
+        let error = infer(b"{\"a\":1.5}\n\n{\"a\":2}\n{\"a\":\"x\"}").expect_err("mixed").to_string();
+        assert!(error.contains("column \"a\": both float64 and string values (seen in record 3)"), "{error}");
     }
 
     #[test]

@@ -266,6 +266,26 @@ mod tests {
         check("map<string, int64>", "[]", WRONG);
     }
 
+    #[test]
+    fn what_is_no_json_is_told_in_words() {
+        for (record, expected) in [
+            (&b"{\"id\":x}"[..], "expected value at byte 6"),
+            (b"{\"id\":nul}", "expected true, false or null at byte 9"),
+            (b"{id:1}", "key must be a string at byte 1"),
+            (b"{\"id\":1,}", "key must be a string at byte 8"),
+            (b"{\"id\" 1}", "expected `:` at byte 6"),
+            (b"{\"id\":1", "it ends within an object"),
+            (b"{\"id\":1} {}", "trailing characters at byte 9"),
+            (b"{\"id\":01}", "invalid number at byte 7"),
+            (b"{\"id\":\"\xff\"}", "text that is not UTF-8 at byte 7"),
+            (b"", "it ends within a value"),
+        ] {
+            let refused = TapeParser::new().parse(record, |_| Ok(()));
+            let message = refused.expect_err("no JSON").into_reason().message;
+            assert!(message.starts_with(&format!("not a JSON object: {expected}, in ")), "{message}");
+        }
+    }
+
     /// One whole record for a table of `id` (not null) and `text`: code and column of its refusal.
     fn check_record(record: &[u8], expected: Option<(&str, Option<&str>)>) {
         let mut decoder = decoder(&[("id", "int64", false), ("text", "string", true)]);

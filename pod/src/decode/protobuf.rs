@@ -33,7 +33,7 @@ use super::budget::Budget;
 use super::column::{Bytes, Column, Columns, Values, offset};
 use super::fault::{Fault, cut};
 use super::rows::{Payload, Rows};
-use crate::table::batch::Reason;
+use crate::table::batch::{Reason, ReasonCode};
 
 /// Maps of up to so many entries are searched for a key that stands there twice without a set.
 const SMALL_MAP_ENTRIES: usize = 8;
@@ -132,7 +132,7 @@ impl MessagePlan {
         let rows = columns.rows;
         for place in &self.required {
             if columns.columns[*place].rows == rows {
-                let fault = Fault::new("missing_value", "missing, but its descriptor requires it");
+                let fault = Fault::new(ReasonCode::MissingValue, "missing, but its descriptor requires it");
                 return Err(fault.within(columns.fields[*place].name()));
             }
         }
@@ -354,7 +354,7 @@ fn check_keys(column: &Column, rows: usize) -> Result<(), Fault> {
     };
     match twice {
         Some(place) => {
-            let fault = Fault::new("duplicate_field", "the key stands in the map twice");
+            let fault = Fault::new(ReasonCode::DuplicateField, "the key stands in the map twice");
             Err(fault.within(&shown_key(key_bytes(keys, place))))
         }
         None => Ok(()),

@@ -11,7 +11,7 @@ use sluice_shared::error::Error;
 use super::Decoded;
 use super::column::Columns;
 use super::fault::Fault;
-use crate::table::batch::Reason;
+use crate::table::batch::{Reason, ReasonCode};
 
 /// The rows must be taken out before they have this many bytes: Arrow's offsets have 31 bits.
 pub const BYTES_MAX: usize = 1 << 30;
@@ -121,7 +121,7 @@ impl Rows {
         if record.len() > self.record_bytes_max {
             let message =
                 format!("the record has {} bytes, at most {} are taken", record.len(), self.record_bytes_max);
-            return Err(Fault::new("record_too_large", message));
+            return Err(Fault::new(ReasonCode::RecordTooLarge, message));
         }
         let rows = self.columns.rows();
         let bytes_before = (record.len() >= RECORD_COUNTED_BYTES).then(|| self.bytes());
@@ -141,5 +141,5 @@ impl Rows {
 /// A record that has become too large a row.
 pub(super) fn row_too_large(bytes: usize, bytes_max: usize) -> Fault {
     let message = format!("the record becomes a row of {bytes} bytes, at most {bytes_max} are taken");
-    Fault::new("record_too_large", message)
+    Fault::new(ReasonCode::RecordTooLarge, message)
 }

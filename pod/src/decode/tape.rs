@@ -6,9 +6,11 @@
 //! The parser turns numbers with a point, an exponent or more than 64 bits into doubles. Where that could alter a value
 //! (decimals) or a message, the number is looked up in the record: the n-th number of the nodes is the n-th of the text.
 
+use serde::de::IgnoredAny;
 use simd_json::{Buffers, ErrorType, INPUT_PADDING, Node, StaticNode, Tape};
 
 use super::fault::{Fault, cut};
+use crate::table::batch::ReasonCode;
 
 /// Parses records one after the other in the same memory.
 pub(super) struct TapeParser {
@@ -173,17 +175,30 @@ fn not_json(error: &simd_json::Error, text: &[u8]) -> Fault {
         return fault;
     }
     let what = match error.error() {
-        ErrorType::InvalidUtf8 => "text that is not UTF-8".to_owned(),
         ErrorType::DepthLimitExceeded => "arrays or objects that are nested too deeply".to_owned(),
-        other => format!("{other:?}"),
-    };
-    let position = match error.index() {
-        // The parser says 0 both for the first byte and where it knows no place.
-        0 => String::new(),
-        index => format!(" at byte {}", index.min(text.len())),
+        _ => what_is_wrong(text).unwrap_or_else(|| match error.index() {
+            0 => "the text is no JSON".to_owned(),
+            index => format!("something is wrong at byte {}", index.min(text.len())),
+        }),
     };
     let shown = cut(&String::from_utf8_lossy(&text[..text.len().min(200)]));
-    Fault::new("not_json", format!("not a JSON object{position}: {what}, in {shown:?}"))
+    Fault::new(ReasonCode::NotJson, format!("not a JSON object: {what}, in {shown:?}"))
+}
+
+/// The fast parser names what it tried last; a slow one is asked what it expected, and where.
+fn what_is_wrong(text: &[u8]) -> Option<String> {
+    if let Err(error) = std::str::from_utf8(text) {
+        return Some(format!("text that is not UTF-8 at byte {}", error.valid_up_to()));
+    }
+    let error = serde_json::from_slice::<IgnoredAny>(text).err()?;
+    let (message, at) = (error.to_string(), error.column());
+    let what = message.split(" at line ").next().unwrap_or_default();
+    // Its columns count bytes from 1, and what is missing at the end is missing after the last one.
+    let what = if what == "expected ident" { "expected true, false or null" } else { what };
+    Some(match what.strip_prefix("EOF while parsing ") {
+        Some(within) => format!("it ends within {within}"),
+        None => format!("{what} at byte {}", at.saturating_sub(1)),
+    })
 }
 
 /// A number that JSON allows but no double holds is what stops the parser, though the record is JSON.
@@ -192,7 +207,8 @@ fn number_out_of_range(text: &[u8]) -> Option<Fault> {
     find_numbers(text, |start, end, key| {
         let number = std::str::from_utf8(&text[start..end]).unwrap_or_default();
         if first.is_none() && number.parse::<f64>().is_ok_and(f64::is_infinite) {
-            let fault = Fault::new("out_of_range", format!("{} is beyond every number type", cut(number)));
+            let fault =
+                Fault::new(ReasonCode::OutOfRange, format!("{} is beyond every number type", cut(number)));
             first = Some(fault.within(&String::from_utf8_lossy(key)));
         }
     });

@@ -24,11 +24,58 @@ pub struct Refusal {
     pub reason: Reason,
 }
 
+/// All codes in one place, so that none can be refused with and then not be read back from the log.
+macro_rules! reason_codes {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// The kinds of reasons why records do not fit.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum ReasonCode {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl ReasonCode {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// As it stands on the wire and in the log.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+reason_codes! {
+    /// Not a JSON object.
+    NotJson = "not_json",
+    /// Not a protobuf message.
+    NotProtobuf = "not_protobuf",
+    /// Not a datum of its stream's Avro schema.
+    NotAvro = "not_avro",
+    /// A value of a type that its column does not take.
+    WrongType = "wrong_type",
+    /// No value where there must be one.
+    MissingValue = "missing_value",
+    /// A field that the table does not have.
+    UnknownField = "unknown_field",
+    /// A field or key that stands there twice.
+    DuplicateField = "duplicate_field",
+    /// A value that its column cannot hold.
+    OutOfRange = "out_of_range",
+    /// More bytes than a record may have.
+    RecordTooLarge = "record_too_large",
+    /// Records from which no table can be made.
+    CannotInfer = "cannot_infer",
+    /// What another version's log holds besides.
+    Refused = "refused",
+}
+
 /// Why a record does not fit its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reason {
-    /// Stable, machine-readable, `snake_case`: `not_json`, `wrong_type`, `missing_value`, `unknown_field`,
-    /// `out_of_range`, `record_too_large`.
+    /// Stable, machine-readable, `snake_case`: one of `ReasonCode`'s.
     pub code: &'static str,
     /// The column to blame, dotted for nested ones.
     pub column: Option<String>,
@@ -151,17 +198,6 @@ struct RefusalHeader {
     #[prost(string, tag = "4")]
     message: String,
 }
-
-/// The codes that a refusal can have; what an older log holds besides is read as the last.
-const REASON_CODES: [&str; 7] = [
-    "not_json",
-    "wrong_type",
-    "missing_value",
-    "unknown_field",
-    "out_of_range",
-    "record_too_large",
-    "refused",
-];
 
 impl Batch {
     /// Number of rows.
@@ -325,7 +361,8 @@ fn refusal_header(refusal: &Refusal) -> RefusalHeader {
 }
 
 fn refusal(header: &RefusalHeader) -> Refusal {
-    let code = REASON_CODES.iter().find(|code| **code == header.code).unwrap_or(&"refused");
+    let code = ReasonCode::ALL.iter().find(|code| code.as_str() == header.code);
+    let code = code.unwrap_or(&ReasonCode::Refused).as_str();
     let reason = Reason { code, column: header.column.clone(), message: header.message.clone() };
     Refusal { offset: header.offset, reason }
 }
@@ -407,6 +444,20 @@ mod tests {
             let batch = sample(chunk_rows);
             assert_eq!(Batch::decode(joined(&batch)).expect("own bytes"), batch);
         }
+    }
+
+    #[test]
+    fn every_refusal_comes_back_from_the_log() {
+        let mut batch = sample(&[ReasonCode::ALL.len()]);
+        let run = &mut batch.runs[0];
+        run.offsets.end += ReasonCode::ALL.len() as u64 - 1;
+        let refused = ReasonCode::ALL.iter().zip(run.offsets.start..).map(|(code, offset)| {
+            let reason = Reason { code: code.as_str(), column: None, message: String::new() };
+            Refusal { offset, reason }
+        });
+        run.refused = refused.collect();
+        assert!(run.refused.iter().any(|refusal| refusal.reason.code == "duplicate_field"));
+        assert_eq!(Batch::decode(joined(&batch)).expect("own bytes"), batch);
     }
 
     #[test]

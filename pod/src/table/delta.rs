@@ -32,10 +32,13 @@ use delta_kernel_default_engine::parquet::DataFileMetadata;
 use delta_kernel_default_engine::stats::FileStatsAccumulator;
 use delta_kernel_default_engine::{DefaultEngine, DefaultEngineBuilder, build_add_file_metadata};
 use futures_util::StreamExt;
+use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use sluice_shared::ids::{TableId, TableVersion};
 use sluice_shared::table::TableSpec;
+
+use super::directory;
 
 /// The application transaction that names a version's watermark map.
 const TRANSACTION: &str = "sluice.watermarks";
@@ -45,6 +48,11 @@ const ENGINE_INFO: &str = concat!("sluice/", env!("CARGO_PKG_VERSION"));
 const REFRESHES_MAX: u64 = 20;
 /// With this property the map's number could be forgotten, and rows doubled.
 const TRANSACTION_RETENTION: &str = "delta.setTransactionRetentionDuration";
+
+/// Where a table is made in memory before it is made in earnest.
+const REHEARSAL_URL: &str = "memory:///table/";
+
+type Engine = DefaultEngine<TokioMultiThreadExecutor>;
 
 /// Why Delta Lake could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +111,7 @@ impl Shape {
             let values = values.map(|(name, column)| Ok((name.clone(), scalar(column, row)?)));
             builder = builder.with_partition_values(values.collect::<Result<HashMap<_, _>, DeltaError>>()?);
         }
-        Ok(Place { context: builder.build()? })
+        Ok(Place::new(builder.build()?))
     }
 }
 
@@ -116,9 +124,20 @@ impl fmt::Debug for Shape {
 /// A directory of the table, and what is known of the files in it.
 pub struct Place {
     context: BoundWriteContext,
+    /// Below the table's root, URL-encoded. Chosen once: the kernel can make up another one each time it is asked.
+    directory: String,
+    /// Whether its name tells the values of all partition columns.
+    pub tells_values: bool,
 }
 
 impl Place {
+    fn new(context: BoundWriteContext) -> Self {
+        let (directory, root) = (context.write_dir(), context.table_root_dir().path());
+        let below = directory.path().strip_prefix(root).expect("a directory of the table");
+        let directory = directory::bounded(below).into_owned();
+        Self { tells_values: directory::tells_values(&directory), context, directory }
+    }
+
     /// Statistics of a file that goes here.
     pub fn stats(&self) -> FileStats {
         FileStats(FileStatsAccumulator::new(
@@ -132,9 +151,9 @@ impl Place {
     /// # Errors
     /// Where the directory is no path.
     pub fn path(&self, name: &str) -> Result<Path, DeltaError> {
-        let directory = self.context.write_dir();
-        let path = Path::from_url_path(directory.path()).map_err(object_store::Error::from)?;
-        Ok(path.join(name))
+        let root = self.context.table_root_dir().path();
+        let path = Path::from_url_path(format!("{root}{}{name}", self.directory));
+        Ok(path.map_err(object_store::Error::from)?)
     }
 
     /// A file that has been written here.
@@ -142,15 +161,15 @@ impl Place {
     /// # Errors
     /// Where its statistics cannot be made.
     pub fn file(&self, name: &str, bytes: u64, stats: FileStats) -> Result<DataFile, DeltaError> {
-        let directory = self.context.write_dir();
-        let url = directory.join(name).map_err(KernelError::from)?;
+        let url = self.context.table_root_dir().join(&format!("{}{name}", self.directory));
+        let url = url.map_err(KernelError::from)?;
         let modified_ms = sluice_shared::lifecycle::now_us() / 1000;
         let Some(stats) = stats.0.finish()? else {
             return Err(KernelError::generic("a file without rows").into());
         };
         let metadata = DataFileMetadata::new(FileMeta::new(url, modified_ms, bytes), stats);
         let add = build_add_file_metadata(metadata, &self.context)?.try_into_record_batch()?;
-        Ok(DataFile { add, bytes })
+        Ok(DataFile { add, path: self.path(name)?, bytes })
     }
 }
 
@@ -171,6 +190,8 @@ impl FileStats {
 #[derive(Debug, Clone)]
 pub struct DataFile {
     add: RecordBatch,
+    /// Where it is in the store.
+    pub path: Path,
     /// Its size.
     pub bytes: u64,
 }
@@ -229,16 +250,14 @@ pub struct Totals {
 /// The way to Delta tables in one store.
 #[derive(Clone)]
 pub struct Delta {
-    engine: Arc<DefaultEngine<TokioMultiThreadExecutor>>,
+    engine: Arc<Engine>,
     store: Arc<dyn ObjectStore>,
 }
 
 impl Delta {
     /// Must be called in a multi-threaded runtime.
     pub fn new(store: Arc<dyn ObjectStore>) -> Self {
-        let executor = Arc::new(TokioMultiThreadExecutor::new(tokio::runtime::Handle::current()));
-        let engine = DefaultEngineBuilder::new(Arc::clone(&store)).with_task_executor(executor).build();
-        Self { engine: Arc::new(engine), store }
+        Self { engine: Arc::new(engine_on(Arc::clone(&store))), store }
     }
 
     /// Puts version 0, where nobody else has. Whether this call did it is not told: load and compare.
@@ -251,25 +270,17 @@ impl Delta {
         schema: &Schema,
         spec: &TableSpec,
     ) -> Result<(), DeltaError> {
-        let schema = StructType::try_from_arrow(schema).map_err(KernelError::from)?;
+        let schema = Arc::new(StructType::try_from_arrow(schema).map_err(KernelError::from)?);
         let (engine, url, spec) = (Arc::clone(&self.engine), url(directory), spec.clone());
+        let rehearsal = engine_on(Arc::new(InMemory::new()));
         let local = format!("/{directory}");
         let created = blocking(move || {
+            // What the kernel refuses, or makes and cannot open, must not leave a directory behind.
+            put_first(&rehearsal, REHEARSAL_URL, &schema, &spec)?;
+            shape(&Snapshot::builder_for(REHEARSAL_URL).build(&rehearsal)?, &rehearsal)?;
             // The kernel wants a local table's directory to be there.
             make_directory(std::path::Path::new(&local)).map_err(KernelError::from)?;
-            let mut builder = create_table(url, Arc::new(schema), ENGINE_INFO, false)
-                .with_table_properties(spec.properties);
-            if !spec.partition_columns.is_empty() {
-                builder = builder.with_data_layout(DataLayout::partitioned(spec.partition_columns));
-            }
-            let transaction = builder.build(&*engine, Box::new(FileSystemCommitter::new()))?;
-            if let CommitResult::Committed(committed) = transaction.commit(&*engine)?
-                && let Some(snapshot) = committed.post_commit_snapshot()
-            {
-                // Without it every snapshot reads the whole log.
-                snapshot.write_checksum(&*engine)?;
-            }
-            Ok(())
+            put_first(&engine, &url, &schema, &spec)
         });
         created.await
     }
@@ -418,6 +429,33 @@ impl Delta {
     }
 }
 
+fn engine_on(store: Arc<dyn ObjectStore>) -> Engine {
+    let executor = Arc::new(TokioMultiThreadExecutor::new(tokio::runtime::Handle::current()));
+    DefaultEngineBuilder::new(store).with_task_executor(executor).build()
+}
+
+/// Puts a table's version 0, where nobody else has.
+fn put_first(
+    engine: &Engine,
+    url: &str,
+    schema: &Arc<StructType>,
+    spec: &TableSpec,
+) -> Result<(), DeltaError> {
+    let mut builder = create_table(url, Arc::clone(schema), ENGINE_INFO, false)
+        .with_table_properties(spec.properties.clone());
+    if !spec.partition_columns.is_empty() {
+        builder = builder.with_data_layout(DataLayout::partitioned(spec.partition_columns.clone()));
+    }
+    let transaction = builder.build(engine, Box::new(FileSystemCommitter::new()))?;
+    if let CommitResult::Committed(committed) = transaction.commit(engine)?
+        && let Some(snapshot) = committed.post_commit_snapshot()
+    {
+        // Without it every snapshot reads the whole log.
+        snapshot.write_checksum(engine)?;
+    }
+    Ok(())
+}
+
 /// A schema as a Delta table of it reads back.
 ///
 /// # Errors
@@ -476,10 +514,7 @@ where
     }
 }
 
-fn shape(
-    snapshot: &SnapshotRef,
-    engine: &DefaultEngine<TokioMultiThreadExecutor>,
-) -> Result<Shape, DeltaError> {
+fn shape(snapshot: &SnapshotRef, engine: &Engine) -> Result<Shape, DeltaError> {
     let configuration = snapshot.table_configuration();
     let properties: BTreeMap<_, _> = snapshot.metadata_configuration().clone().into_iter().collect();
     if configuration.column_mapping_mode() != ColumnMappingMode::None {

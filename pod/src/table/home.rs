@@ -406,7 +406,7 @@ fn failed(config: &HomeConfig, error: DeltaError) -> HomeError {
     let name = &config.name;
     match error {
         DeltaError::NotFound(_) => {
-            let how = "create it with PUT /v1/tables/{table}, or open the first stream with a schema";
+            let how = format!("create it with PUT /v1/tables/{name}, or open the first stream with a schema");
             let what = format!("there is no table {name}: {how}");
             HomeError::Stopped(Error::not_found("table_not_found", what))
         }

@@ -3,15 +3,19 @@
 //! *Owns*: the system columns, casting of rows of an older schema, Parquet settings, file names.
 //! *Does not own*: which runs are eligible (`home`), Delta's side of a file (`delta`), the thread it runs on.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, Int64Array, RecordBatch, RecordBatchOptions, StringBuilder, TimestampMicrosecondArray,
-    UInt64Array, new_null_array,
+    Array, ArrayRef, AsArray, Int64Array, RecordBatch, RecordBatchOptions, StringBuilder,
+    TimestampMicrosecondArray, UInt64Array, new_null_array,
 };
-use arrow::compute::{CastOptions, can_cast_types, cast_with_options, concat_batches, take_record_batch};
+use arrow::buffer::BooleanBuffer;
+use arrow::compute::{
+    CastOptions, can_cast_types, cast_with_options, concat_batches, filter_record_batch, take_record_batch,
+};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, SortField};
@@ -21,6 +25,7 @@ use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use sluice_shared::ids::OffsetRange;
 
 use super::batch::{Batch, Run};
 use super::delta::{DataFile, DeltaError, FileStats, Place, Shape};
@@ -171,17 +176,69 @@ pub fn misfits(shape: &Shape, batch: &Batch) -> Vec<(usize, Misfit)> {
     runs.collect()
 }
 
-/// Rows and offsets of a run from one offset on.
-pub fn run_slices(batch: &Batch, run: usize, from: u64) -> (Vec<RecordBatch>, Vec<u64>) {
-    let offsets = row_offsets(&batch.runs[run], from).collect();
-    (slices(batch, run_rows(batch, run, from)), offsets)
+/// Whether a batch may have rows that no partition takes.
+pub fn has_unplaced(shape: &Shape, batch: &Batch) -> bool {
+    let target = producers_schema(&shape.schema);
+    // Where a run fits no more the others are looked at one by one.
+    let takes_all = |chunk| align(&target, chunk).is_ok_and(|rows| placed(shape, &rows).is_none());
+    !shape.partition_columns.is_empty() && !batch.chunks.iter().all(takes_all)
 }
 
-fn row_offsets(run: &Run, from: u64) -> impl Iterator<Item = u64> {
-    let mut refused = run.refused.iter().map(|refusal| refusal.offset).peekable();
-    (run.offsets.start..run.offsets.end)
-        .filter(move |offset| refused.next_if_eq(offset).is_none())
-        .filter(move |offset| *offset >= from)
+/// Offsets of a run from `from` on whose rows no partition takes. The run must be no misfit.
+pub fn unplaced(shape: &Shape, batch: &Batch, run: usize, from: u64) -> Vec<OffsetRange> {
+    let target = producers_schema(&shape.schema);
+    let (slices, offsets) = run_slices(batch, run, OffsetRange { start: from, ..batch.runs[run].offsets });
+    let takes = slices.iter().flat_map(|rows| match align(&target, rows).map(|rows| placed(shape, &rows)) {
+        Ok(Some(placed)) => placed.iter().collect(),
+        _ => vec![true; rows.num_rows()],
+    });
+    let mut unplaced: Vec<OffsetRange> = Vec::new();
+    for (offset, _) in offsets.into_iter().zip(takes).filter(|(_, takes)| !takes) {
+        match unplaced.last_mut() {
+            Some(last) if last.end == offset => last.end += 1,
+            _ => unplaced.push(OffsetRange { start: offset, end: offset + 1 }),
+        }
+    }
+    unplaced
+}
+
+/// Which rows have partition values that Delta has a text for, and so a partition; None where all have.
+fn placed(shape: &Shape, rows: &RecordBatch) -> Option<BooleanBuffer> {
+    let columns = shape.partition_columns.iter().filter_map(|name| {
+        let field = shape.schema.field_with_name(name).ok()?;
+        let column = rows.column_by_name(name)?;
+        // Empty texts and bytes are null to Delta.
+        let fits = |bytes: &[u8]| field.is_nullable() || !bytes.is_empty();
+        let placed = |takes: &dyn Fn(usize) -> bool| {
+            BooleanBuffer::collect_bool(rows.num_rows(), |row| column.is_null(row) || takes(row))
+        };
+        match field.data_type() {
+            DataType::Utf8 if !field.is_nullable() => {
+                let texts = column.as_string::<i32>();
+                Some(placed(&|row| fits(texts.value(row).as_bytes())))
+            }
+            DataType::Binary => {
+                let values = column.as_binary::<i32>();
+                Some(placed(&|row| fits(values.value(row)) && str::from_utf8(values.value(row)).is_ok()))
+            }
+            _ => None,
+        }
+    });
+    let placed = columns.reduce(|a, b| &a & &b)?;
+    (placed.count_set_bits() < rows.num_rows()).then_some(placed)
+}
+
+/// A run's rows at these offsets, and which of the offsets have one.
+pub fn run_slices(batch: &Batch, run: usize, offsets: OffsetRange) -> (Vec<RecordBatch>, Vec<u64>) {
+    let row_offsets: Vec<u64> = row_offsets(&batch.runs[run], offsets).collect();
+    let rows = run_rows(batch, run, offsets.start);
+    (slices(batch, rows.start..rows.start + row_offsets.len()), row_offsets)
+}
+
+fn row_offsets(run: &Run, offsets: OffsetRange) -> impl Iterator<Item = u64> {
+    let refused = &run.refused[run.refused.partition_point(|refusal| refusal.offset < offsets.start)..];
+    let mut refused = refused.iter().map(|refusal| refusal.offset).peekable();
+    (offsets.start..offsets.end).filter(move |offset| refused.next_if_eq(offset).is_none())
 }
 
 fn run_rows(batch: &Batch, index: usize, from: u64) -> Range<usize> {
@@ -232,7 +289,7 @@ fn segments(source: &Source) -> Vec<Segment> {
             }
             let segment = segments.last_mut().expect("just made");
             rows.for_each(|_| segment.streams.append_value(run.stream.as_str()));
-            let offsets = row_offsets(run, piece.from);
+            let offsets = row_offsets(run, OffsetRange { start: piece.from, ..run.offsets });
             segment.offsets.extend(offsets.map(|offset| i64::try_from(offset).unwrap_or(i64::MAX)));
         }
         first = end;
@@ -347,10 +404,14 @@ struct FileWriter {
     place: Place,
     stats: FileStats,
     writer: ArrowWriter<Vec<u8>>,
+    /// Which columns statistics are taken of.
+    file_indices: Arc<[usize]>,
 }
 
 impl FileWriter {
-    fn new(shape: &Shape, place: Place) -> Result<Self, EncodeError> {
+    /// Where the directory does not tell the partition values the file has them too: other readers than those that
+    /// go by paths alone are to pass over them.
+    fn new(shape: &Shape, place: Place, file_indices: Arc<[usize]>) -> Result<Self, EncodeError> {
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
             .set_statistics_enabled(EnabledStatistics::Chunk)
@@ -358,14 +419,16 @@ impl FileWriter {
             .set_created_by(concat!("sluice ", env!("CARGO_PKG_VERSION")).to_owned())
             .build();
         let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
-        let writer = ArrowWriter::try_new_with_options(Vec::new(), Arc::clone(&shape.file_schema), options)?;
+        let schema = if place.tells_values { &shape.file_schema } else { &shape.schema };
+        let writer = ArrowWriter::try_new_with_options(Vec::new(), Arc::clone(schema), options)?;
         let name = format!("part-{}.parquet", uuid::Uuid::now_v7());
-        Ok(Self { name, stats: place.stats(), place, writer })
+        Ok(Self { name, stats: place.stats(), place, writer, file_indices })
     }
 
     fn write(&mut self, rows: &RecordBatch) -> Result<(), EncodeError> {
-        self.stats.merge(rows)?;
-        Ok(self.writer.write(rows)?)
+        let in_file = rows.project(&self.file_indices)?;
+        self.stats.merge(&in_file)?;
+        Ok(self.writer.write(if self.place.tells_values { &in_file } else { rows })?)
     }
 
     fn finish(self) -> Result<Encoded, EncodeError> {
@@ -379,7 +442,7 @@ impl FileWriter {
 struct Files<'a> {
     shape: &'a Shape,
     partition_indices: Vec<usize>,
-    file_indices: Vec<usize>,
+    file_indices: Arc<[usize]>,
     keys: Option<RowConverter>,
     open: HashMap<Box<[u8]>, FileWriter>,
 }
@@ -398,10 +461,14 @@ impl<'a> Files<'a> {
         Ok(Self { shape, partition_indices, file_indices, keys, open: HashMap::new() })
     }
 
+    /// Passes over rows that no partition takes: they are set aside.
     fn write(&mut self, rows: &RecordBatch) -> Result<(), EncodeError> {
         let Some(keys) = &self.keys else {
             return self.write_to(Box::default(), rows, &[], 0);
         };
+        let placed = placed(self.shape, rows).map(|placed| filter_record_batch(rows, &placed.into()));
+        let rows = placed.transpose()?.map_or(Cow::Borrowed(rows), Cow::Owned);
+        let rows = rows.as_ref();
         let columns: Vec<ArrayRef> =
             self.partition_indices.iter().map(|index| Arc::clone(rows.column(*index))).collect();
         let converted = keys.convert_columns(&columns)?;
@@ -434,10 +501,11 @@ impl<'a> Files<'a> {
         let file = match self.open.entry(key) {
             std::collections::hash_map::Entry::Occupied(open) => open.into_mut(),
             std::collections::hash_map::Entry::Vacant(vacant) => {
-                vacant.insert(FileWriter::new(self.shape, self.shape.place(columns, row)?)?)
+                let place = self.shape.place(columns, row)?;
+                vacant.insert(FileWriter::new(self.shape, place, Arc::clone(&self.file_indices))?)
             }
         };
-        file.write(&rows.project(&self.file_indices)?)
+        file.write(rows)
     }
 
     fn finish(self) -> Result<Vec<Encoded>, EncodeError> {

@@ -19,7 +19,7 @@ use sluice_shared::ids::{OffsetRange, StreamId};
 use sluice_shared::table::TableSpec;
 
 use super::batch::{Batch, Run};
-use super::delta::{DataFile, Delta, DeltaError, Put};
+use super::delta::{DataFile, Delta, DeltaError, Put, Version};
 use super::parquet::{EncodeError, encode_rows, run_slices};
 
 /// What a table's name gets for its rejected records.
@@ -34,6 +34,8 @@ pub enum Cause {
     Fenced,
     /// The table's columns have changed so that the record no longer fits.
     SchemaChanged,
+    /// No partition takes it: the value of a partition column has no text in Delta.
+    BadPartitionValue,
 }
 
 impl Cause {
@@ -42,6 +44,7 @@ impl Cause {
         match self {
             Self::Fenced => "fenced",
             Self::SchemaChanged => "schema_changed",
+            Self::BadPartitionValue => "bad_partition_value",
         }
     }
 }
@@ -89,15 +92,11 @@ impl Rejects {
         cause: Cause,
     ) -> Result<(), ArrowError> {
         let Run { stream, session, .. } = &batch.runs[run];
-        let (slices, row_offsets) = run_slices(batch, run, offsets.start);
-        let wanted = row_offsets.partition_point(|offset| *offset < offsets.end);
-        let mut left = wanted;
+        let (slices, row_offsets) = run_slices(batch, run, offsets);
         for rows in slices {
-            let rows = rows.slice(0, rows.num_rows().min(left));
-            left -= rows.num_rows();
             self.records.extend(as_json(&rows)?);
         }
-        for offset in &row_offsets[..wanted] {
+        for offset in &row_offsets {
             self.streams.push(stream.clone());
             self.offsets.push(i64::try_from(*offset).unwrap_or(i64::MAX));
             self.sessions.push(i64::try_from(session.0).unwrap_or(i64::MAX));
@@ -170,20 +169,39 @@ pub async fn append(
         let spec = TableSpec { schema: Arc::new(schema()), partition_columns: Vec::new(), properties };
         delta.create(directory, &schema(), &spec).await?;
     }
-    let mut version = delta.load(directory).await?;
+    let version = delta.load(directory).await?;
     let files = write(store, &version.shape, &rejects.into_rows()?).await?;
+    let appended = commit(delta, version, &files).await;
+    if !matches!(appended, Ok(()) | Err(Answer::Lost(_))) {
+        // No version can name them. What cannot be deleted is left to the sweep.
+        for file in &files {
+            let _ = store.delete(&file.path).await;
+        }
+    }
+    appended.map_err(|(Answer::Lost(error) | Answer::Not(error))| error)
+}
+
+/// Why a commit was not answered with a version.
+enum Answer {
+    /// It may be in or not.
+    Lost(RejectError),
+    /// It is not in.
+    Not(RejectError),
+}
+
+async fn commit(delta: &Delta, mut version: Version, files: &[DataFile]) -> Result<(), Answer> {
     for tries in 1..=CONFLICTS_MAX {
-        match delta.commit(&version, &files, None).await {
+        match delta.commit(&version, files, None).await {
             Put::Committed(_) => return Ok(()),
-            Put::Unknown(error) => return Err(error.into()),
+            Put::Unknown(error) => return Err(Answer::Lost(error.into())),
             Put::Conflict => {
                 let pause = Duration::from_millis(u64::from(tries));
                 tokio::time::sleep(pause.mul_f64(rand::random::<f64>())).await;
-                version = delta.refresh(&version).await?;
+                version = delta.refresh(&version).await.map_err(|error| Answer::Not(error.into()))?;
             }
         }
     }
-    Err(RejectError::Contended)
+    Err(Answer::Not(RejectError::Contended))
 }
 
 async fn write(

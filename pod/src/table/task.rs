@@ -2,28 +2,30 @@
 //!
 //! *Owns*: what waits for the table (in memory within the pod's budget, else in the log alone), held runs, the
 //! order of a flush: judge, set aside, write, commit, tell, release.
-//! *Does not own*: the rule and the commit (`home`), files (`parquet`), which tables there are (`table`).
+//! *Does not own*: what is judged and comes of it (`round`), the rule and the commit (`home`), files (`parquet`), which
+//! tables there are (`table`).
 //! Keeps P7 here: memory beyond the budget is given up, never data.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use object_store::ObjectStoreExt;
+use object_store::path::Path;
 use sluice_shared::error::Error;
-use sluice_shared::ids::{OffsetRange, StreamId, TableName};
+use sluice_shared::ids::{StreamId, TableName};
 use sluice_shared::lifecycle::{TaskScope, now_us};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::TablesConfig;
-use super::batch::{Batch, BatchError, Run};
+use super::batch::{Batch, BatchError};
 use super::delta::{DataFile, DeltaError, Shape};
 use super::home::{CommitOutcome, CommitRequest, HomeConfig, HomeError, HomeHandle, View};
-use super::parquet::{EncodeError, Piece, Source, encode, misfits};
-use super::rejected::{self, Cause, RejectError, Rejects};
-use super::watermark::{RunKey, Verdict, judge_all};
+use super::parquet::{EncodeError, Encoded, encode};
+use super::rejected::{self, RejectError, Rejects};
+use super::round::{Entry, Progress, Round, Written, groups, sources};
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal, WalError};
 
@@ -45,7 +47,7 @@ pub struct Budget {
 /// A batch's part of the budget, until it is dropped.
 #[derive(Debug)]
 #[must_use]
-struct Permit {
+pub(super) struct Permit {
     budget: Arc<Budget>,
     bytes: u64,
 }
@@ -72,30 +74,6 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
-}
-
-/// A durable batch that is not committed yet.
-struct Entry {
-    durable: Durable,
-    /// Not there where the budget was used up, or while its runs are held: the log has it.
-    rows: Option<(Arc<Batch>, Option<Permit>)>,
-    /// Bytes of its rows in memory, as far as known; else of its entry in the log.
-    bytes: u64,
-    /// When it was sealed; when it was offered where that is not known.
-    sealed_us: i64,
-    /// Its runs that are not settled, with their index in the batch. Not there until the rows were looked at.
-    open: Option<Vec<(usize, RunKey)>>,
-}
-
-impl Entry {
-    fn runs(batch: &Batch) -> Vec<(usize, RunKey)> {
-        batch.runs.iter().map(run_key).enumerate().collect()
-    }
-}
-
-fn run_key(run: &Run) -> RunKey {
-    let (start, end) = (run.offsets.start, run.offsets.end);
-    RunKey { stream: run.stream.clone(), session: run.session, start, end }
 }
 
 /// What waits, and who waits for that.
@@ -137,6 +115,8 @@ pub struct OpenTable {
     wake: Notify,
     followers: Mutex<HashMap<StreamId, Arc<StreamProgress>>>,
     stopped: OnceLock<Error>,
+    /// Why the flush in work did not come through so far.
+    failing: Mutex<Option<String>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -168,6 +148,7 @@ impl OpenTable {
             wake: Notify::new(),
             followers: Mutex::default(),
             stopped: OnceLock::new(),
+            failing: Mutex::default(),
         });
         let task = TableTask {
             table: Arc::clone(&table),
@@ -182,6 +163,11 @@ impl OpenTable {
     /// Why nothing is written to the table any more.
     pub(super) fn stopped(&self) -> Option<&Error> {
         self.stopped.get()
+    }
+
+    /// The last error while flushes fail.
+    pub(super) fn failing(&self) -> Option<String> {
+        lock(&self.failing).clone()
     }
 
     /// Takes a durable batch: never blocks, for it is called on the log's threads.
@@ -388,9 +374,11 @@ impl TableTask {
     async fn settle(&mut self, entries: Vec<Entry>) {
         let mut at_hand = std::mem::take(&mut self.held);
         at_hand.extend(entries);
-        let mut pause = PAUSE_MIN;
+        let (mut pause, mut progress) = (PAUSE_MIN, Progress::default());
         while !at_hand.is_empty() && self.table.stopped().is_none() {
-            match self.flush(&mut at_hand).await {
+            let flushed = self.flush(&mut at_hand, &mut progress).await;
+            *lock(&self.table.failing) = flushed.as_ref().err().map(ToString::to_string);
+            match flushed {
                 Ok(()) => break,
                 Err(FlushError::Home(HomeError::Stopped(error))) => self.stop(&error),
                 Err(error) => {
@@ -418,22 +406,23 @@ impl TableTask {
     }
 
     /// One round: everything at hand that is eligible goes into one version. Leaves held entries in `at_hand`.
-    async fn flush(&self, at_hand: &mut Vec<Entry>) -> Result<(), FlushError> {
+    async fn flush(&self, at_hand: &mut Vec<Entry>, progress: &mut Progress) -> Result<(), FlushError> {
         self.load(at_hand, |entry| entry.open.is_none()).await?;
         for entry in at_hand.iter_mut().filter(|entry| entry.open.is_none()) {
             entry.open = entry.rows.as_ref().map(|(batch, _)| Entry::runs(batch));
         }
-        let (mut written, mut set_aside) = (Written::default(), HashSet::new());
         let mut view = View::clone(&self.table.home.view());
         loop {
             let mut round = Round::judge(&view, at_hand);
             self.load_eligible(at_hand, &round).await?;
-            let rejects = round.rejects(&view.version.shape, at_hand, &mut set_aside);
-            self.set_aside(rejects.map_err(RejectError::from)?, &round).await?;
-            self.write(&view.version.shape, at_hand, &round, &mut written).await?;
+            let rejects = round.rejects(&view.version.shape, at_hand, &progress.aside);
+            let (rejects, parts) = rejects.map_err(RejectError::from)?;
+            self.set_aside(rejects, &round).await?;
+            progress.aside.extend(parts);
+            self.write(&view.version.shape, at_hand, &round, &mut progress.written).await?;
             let request = CommitRequest {
                 shape: Arc::clone(&view.version.shape),
-                files: written.files(),
+                files: progress.written.offer(),
                 runs: round.judged(),
             };
             match self.table.home.commit(request).await? {
@@ -487,11 +476,9 @@ impl TableTask {
         let directory = config.directory.as_ref().to_owned() + rejected::SUFFIX;
         rejected::append(&config.delta, &config.store, &directory.into(), rejects).await?;
         for run in round.runs.iter().filter(|run| !run.aside.is_empty()) {
-            let (stream, session) = (&run.key.stream, run.key.session.0);
-            let offsets = &run.aside;
-            let reason = run.cause.as_str();
+            let (stream, session, aside) = (&run.key.stream, run.key.session.0, &run.aside);
             tracing::error!(
-                table = %table.name, %stream, session, ?offsets, reason,
+                table = %table.name, %stream, session, ?aside,
                 "records set aside in the rejected table"
             );
         }
@@ -508,7 +495,8 @@ impl TableTask {
         written: &mut Written,
     ) -> Result<(), FlushError> {
         let mut pieces = round.pieces();
-        let standing = written.keep(shape, &pieces);
+        let (standing, unnamed) = written.keep(shape, &pieces, Instant::now());
+        self.delete(unnamed).await;
         pieces.retain(|piece| !standing.contains(piece));
         let mut encoding = Vec::new();
         for group in groups(at_hand, pieces, self.table.config.target_file_bytes) {
@@ -517,16 +505,37 @@ impl TableTask {
             encoding.push((group, tokio::task::spawn_blocking(move || encode(&shape, &sources))));
         }
         for (group, encoded) in encoding {
-            let mut files = Vec::new();
-            for mut file in encoded.await?? {
-                let content = std::mem::take(&mut file.bytes);
-                let bytes = content.len() as u64;
-                self.table.home_config.store.put(&file.path, content.into()).await?;
-                files.push(file.into_file(bytes)?);
-            }
-            written.groups.push((group, files));
+            let files = self.put(encoded.await??).await?;
+            written.add(group, files, Instant::now());
         }
         Ok(())
+    }
+
+    /// Stores files: all, or none.
+    async fn put(&self, encoded: Vec<Encoded>) -> Result<Vec<DataFile>, FlushError> {
+        let (mut files, mut paths) = (Vec::new(), Vec::new());
+        for mut file in encoded {
+            let content = std::mem::take(&mut file.bytes);
+            let bytes = content.len() as u64;
+            // It can be there in spite of an error.
+            paths.push(file.path.clone());
+            let put = self.table.home_config.store.put(&file.path, content.into()).await;
+            match put.map_err(FlushError::from).and_then(|_| Ok(file.into_file(bytes)?)) {
+                Ok(file) => files.push(file),
+                Err(error) => {
+                    self.delete(paths).await;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Deletes files that no commit can have named. What cannot be deleted is left to the sweep.
+    async fn delete(&self, unnamed: Vec<Path>) {
+        for path in unnamed {
+            let _ = self.table.home_config.store.delete(&path).await;
+        }
     }
 
     fn stop(&self, error: &Error) {
@@ -584,185 +593,4 @@ async fn at(deadline: Option<Instant>) {
 
 fn files_at_once() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(FILES_AT_ONCE_MAX)
-}
-
-/// A piece of a batch at hand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct EntryPiece {
-    entry: usize,
-    piece: Piece,
-}
-
-/// Files of this flush that stand so far, with what is in them.
-#[derive(Default)]
-struct Written {
-    shape: Option<Arc<Shape>>,
-    groups: Vec<(Vec<EntryPiece>, Vec<DataFile>)>,
-}
-
-impl Written {
-    /// Gives up files with other pieces than these; answers which pieces the others have.
-    fn keep(&mut self, shape: &Arc<Shape>, pieces: &[EntryPiece]) -> HashSet<EntryPiece> {
-        if !self.shape.as_ref().is_some_and(|last| last.is_same(shape)) {
-            self.groups.clear();
-        }
-        self.shape = Some(Arc::clone(shape));
-        let eligible: HashSet<&EntryPiece> = pieces.iter().collect();
-        // Files that are given up are left to the sweep: deleting is not this task's.
-        self.groups.retain(|(group, _)| group.iter().all(|piece| eligible.contains(piece)));
-        self.groups.iter().flat_map(|(group, _)| group.iter().copied()).collect()
-    }
-
-    fn files(&self) -> Vec<DataFile> {
-        self.groups.iter().flat_map(|(_, files)| files.iter().cloned()).collect()
-    }
-}
-
-/// Pieces by file, in the order in which they came, each of about the target size.
-fn groups(at_hand: &[Entry], pieces: Vec<EntryPiece>, target: u64) -> Vec<Vec<EntryPiece>> {
-    let mut groups: Vec<Vec<EntryPiece>> = Vec::new();
-    let (mut bytes, mut last) = (0, None);
-    for piece in pieces {
-        if last != Some(piece.entry) {
-            if bytes >= target || groups.is_empty() {
-                groups.push(Vec::new());
-                bytes = 0;
-            }
-            bytes += at_hand[piece.entry].bytes;
-            last = Some(piece.entry);
-        }
-        groups.last_mut().expect("one was pushed").push(piece);
-    }
-    groups
-}
-
-fn sources(at_hand: &[Entry], group: &[EntryPiece]) -> Vec<Source> {
-    let mut sources: Vec<Source> = Vec::new();
-    for pieces in group.chunk_by(|a, b| a.entry == b.entry && a.piece.run < b.piece.run) {
-        let (batch, _) = at_hand[pieces[0].entry].rows.as_ref().expect("loaded");
-        let pieces = pieces.iter().map(|piece| piece.piece).collect();
-        sources.push(Source { batch: Arc::clone(batch), pieces });
-    }
-    sources
-}
-
-/// A run at hand and its verdict.
-struct JudgedRun {
-    entry: usize,
-    /// Index in the batch.
-    run: usize,
-    key: RunKey,
-    verdict: Verdict,
-    aside: Vec<OffsetRange>,
-    cause: Cause,
-    /// Its rows do not fit the table any more: the mark passes, the rows are set aside.
-    misfit: bool,
-}
-
-impl JudgedRun {
-    fn needs_rows(&self) -> bool {
-        !matches!(self.verdict, Verdict::Held | Verdict::Duplicate)
-    }
-}
-
-/// All runs at hand, judged against one version.
-struct Round {
-    runs: Vec<JudgedRun>,
-}
-
-impl Round {
-    fn judge(view: &View, at_hand: &[Entry]) -> Self {
-        let open = at_hand.iter().enumerate().flat_map(|(entry, at_hand)| {
-            at_hand.open.iter().flatten().map(move |(run, key)| (entry, *run, key.clone()))
-        });
-        let open: Vec<_> = open.collect();
-        let keys: Vec<RunKey> = open.iter().map(|(.., key)| key.clone()).collect();
-        let (verdicts, _) = judge_all(&view.map, &keys);
-        let runs = open.into_iter().zip(verdicts).map(|((entry, run, key), verdict)| {
-            let aside = match &verdict {
-                Verdict::Fenced { aside, .. } => aside.clone(),
-                _ => Vec::new(),
-            };
-            JudgedRun { entry, run, key, verdict, aside, cause: Cause::Fenced, misfit: false }
-        });
-        Self { runs: runs.collect() }
-    }
-
-    /// What must be set aside before anything is committed, less what is in `done`.
-    fn rejects(
-        &mut self,
-        shape: &Shape,
-        at_hand: &[Entry],
-        done: &mut HashSet<(usize, usize, OffsetRange)>,
-    ) -> Result<Rejects, arrow::error::ArrowError> {
-        let mut rejects = Rejects::default();
-        let mut checked: HashMap<usize, Vec<usize>> = HashMap::new();
-        for run in self.runs.iter_mut().filter(|run| run.needs_rows()) {
-            let (batch, _) = at_hand[run.entry].rows.as_ref().expect("loaded");
-            for offsets in &run.aside {
-                if done.insert((run.entry, run.run, *offsets)) {
-                    rejects.add(batch, run.run, *offsets, Cause::Fenced)?;
-                }
-            }
-            let misfits = checked
-                .entry(run.entry)
-                .or_insert_with(|| misfits(shape, batch).into_iter().map(|(run, _)| run).collect());
-            if let Some(from) = run.verdict.commit_from(&run.key)
-                && misfits.contains(&run.run)
-            {
-                let offsets = OffsetRange { start: from, end: run.key.end };
-                if done.insert((run.entry, run.run, offsets)) {
-                    rejects.add(batch, run.run, offsets, Cause::SchemaChanged)?;
-                }
-                run.aside.push(offsets);
-                (run.cause, run.misfit) = (Cause::SchemaChanged, true);
-            }
-        }
-        Ok(rejects)
-    }
-
-    /// What goes into files: each stream's in its order, and as it came where that is so. Runs without rows need none.
-    fn pieces(&self) -> Vec<EntryPiece> {
-        let eligible = self.runs.iter().filter(|run| !run.misfit);
-        let pieces = eligible.filter_map(|run| {
-            let from = run.verdict.commit_from(&run.key)?;
-            Some((&run.key.stream, EntryPiece { entry: run.entry, piece: Piece { run: run.run, from } }))
-        });
-        let mut pieces: Vec<_> = pieces.collect();
-        let mut reached: HashMap<&StreamId, u64> = HashMap::new();
-        let in_order = pieces.iter().all(|(stream, entry)| {
-            let from = entry.piece.from;
-            reached.insert(stream, from).is_none_or(|before| before < from)
-        });
-        if !in_order {
-            // After crashes the log can have a stream's records twice, cut differently, and the earlier ones later.
-            pieces.sort_by_key(|(stream, entry)| (*stream, entry.piece.from));
-        }
-        pieces.into_iter().map(|(_, piece)| piece).collect()
-    }
-
-    fn judged(&self) -> Vec<(RunKey, Verdict)> {
-        let judged = self.runs.iter().filter(|run| run.verdict != Verdict::Held);
-        judged.map(|run| (run.key.clone(), run.verdict.clone())).collect()
-    }
-
-    /// Releases the entries that are done with, and lets go of the rows of those that are held.
-    fn settle(&self, at_hand: &mut Vec<Entry>) {
-        let mut held: Vec<Vec<bool>> = at_hand.iter().map(|_| Vec::new()).collect();
-        for run in &self.runs {
-            held[run.entry].push(run.verdict == Verdict::Held);
-        }
-        let entries = std::mem::take(at_hand);
-        for (mut entry, held) in entries.into_iter().zip(held) {
-            let mut held = held.into_iter();
-            let open = entry.open.get_or_insert_default();
-            open.retain(|_| held.next().unwrap_or(false));
-            if open.is_empty() {
-                entry.durable.release();
-            } else {
-                entry.rows = None;
-                at_hand.push(entry);
-            }
-        }
-    }
 }

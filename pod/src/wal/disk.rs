@@ -33,13 +33,32 @@ pub(super) struct Disk {
     directory: File,
     direct: bool,
     lock: Mutex<Option<File>>,
-    #[cfg(test)]
-    pub(super) faults: Option<Faults>,
+    pub(super) faults: Faults,
 }
 
-/// Called before each operation; an error is taken for the operation's own, and it may block.
+/// What the tests want to go wrong; nothing without them.
+#[derive(Clone, Default)]
+pub(super) struct Faults {
+    /// Called before each operation; an error is taken for the operation's own, and it may block.
+    #[cfg(test)]
+    pub(super) plan: Option<Plan>,
+}
+
 #[cfg(test)]
-pub(super) type Faults = std::sync::Arc<dyn Fn(Operation) -> io::Result<()> + Send + Sync>;
+pub(super) type Plan = std::sync::Arc<dyn Fn(Operation) -> io::Result<()> + Send + Sync>;
+
+impl Faults {
+    #[cfg(test)]
+    fn check(&self, operation: Operation) -> io::Result<()> {
+        self.plan.as_ref().map_or(Ok(()), |plan| plan(operation))
+    }
+
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, reason = "the tests' faults hang on it")]
+    fn check(&self, _: Operation) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// What is about to happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,8 +87,7 @@ pub(super) struct SegmentFile {
     path: PathBuf,
     handles: [File; WRITERS],
     direct: bool,
-    #[cfg(test)]
-    faults: Option<Faults>,
+    faults: Faults,
 }
 
 /// Memory that starts at a block's edge, as direct I/O wants it.
@@ -115,8 +133,7 @@ impl Disk {
             directory,
             direct,
             lock: Mutex::new(Some(lock)),
-            #[cfg(test)]
-            faults: None,
+            faults: Faults::default(),
         })
     }
 
@@ -217,7 +234,7 @@ impl Disk {
     /// Makes a spare file of written blocks: a write into blocks that were only allocated costs a journal commit.
     pub(super) fn create_spare(&self, spare: u64, bytes: u64) -> Result<(), WalError> {
         let path = self.spare_path(spare);
-        let created = self.check(Operation::Create).and_then(|()| self.write_zeros(&path, bytes));
+        let created = self.faults.check(Operation::Create).and_then(|()| self.write_zeros(&path, bytes));
         if created.is_err() {
             // What was written of it must not take the room that is missing.
             let _ = std::fs::remove_file(&path);
@@ -251,8 +268,7 @@ impl Disk {
                 path: path.clone(),
                 handles: [open()?, open()?],
                 direct: self.direct,
-                #[cfg(test)]
-                faults: None,
+                faults: Faults::default(),
             };
             let mut block = AlignedBuffer::zeroed(BLOCK);
             header.encode(block.bytes_mut(BLOCK));
@@ -261,13 +277,9 @@ impl Disk {
             self.directory.sync_all()?;
             Ok(file)
         };
-        #[cfg_attr(not(test), allow(unused_mut))]
-        let mut file = adopt().map_err(io_error("make segment", &path))?;
-        #[cfg(test)]
-        {
-            file.faults.clone_from(&self.faults);
-        }
-        Ok(file)
+        // The header's own write is part of making the file, and no fault is planned for it.
+        let file = adopt().map_err(io_error("make segment", &path))?;
+        Ok(SegmentFile { faults: self.faults.clone(), ..file })
     }
 
     /// Makes a segment a spare file, durably: its entries are gone.
@@ -290,17 +302,6 @@ impl Disk {
         }
         options
     }
-
-    #[cfg(test)]
-    fn check(&self, operation: Operation) -> io::Result<()> {
-        self.faults.as_ref().map_or(Ok(()), |faults| faults(operation))
-    }
-
-    #[cfg(not(test))]
-    #[allow(clippy::unused_self, reason = "the tests' faults hang on it")]
-    fn check(&self, _: Operation) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 impl SegmentFile {
@@ -312,23 +313,12 @@ impl SegmentFile {
 
     fn write_and_flush(&self, writer: usize, blocks: &[u8], offset: u64) -> io::Result<()> {
         let position = WalPosition { segment: self.number, offset };
-        self.check(Operation::Write(position))?;
+        self.faults.check(Operation::Write(position))?;
         self.handles[writer].write_all_at(blocks, offset)?;
         if !self.direct {
-            self.check(Operation::Flush(position))?;
+            self.faults.check(Operation::Flush(position))?;
             self.handles[writer].sync_data()?;
         }
-        Ok(())
-    }
-
-    #[cfg(test)]
-    fn check(&self, operation: Operation) -> io::Result<()> {
-        self.faults.as_ref().map_or(Ok(()), |faults| faults(operation))
-    }
-
-    #[cfg(not(test))]
-    #[allow(clippy::unused_self, reason = "the tests' faults hang on it")]
-    fn check(&self, _: Operation) -> io::Result<()> {
         Ok(())
     }
 }

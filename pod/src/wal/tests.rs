@@ -44,7 +44,7 @@ fn open_with_faults(
     on_failure: Box<dyn Fn(&WalError) + Send + Sync>,
 ) -> Wal {
     let mut disk = Disk::open(&config.dir, config.direct_io).expect("opens");
-    disk.faults = Some(Arc::new(faults));
+    disk.faults.plan = Some(Arc::new(faults));
     Wal::open_on(disk, config, on_failure).expect("opens").0
 }
 

@@ -715,6 +715,7 @@ async fn a_table_is_made_once_and_a_difference_is_named() {
     let pod = Pod::new(root.path());
     let error = pod.tables.open(&name()).await.err().expect("missing");
     assert_eq!((error.kind, error.code.as_str()), (ErrorKind::NotFound, "table_not_found"));
+    assert!(error.message.contains("PUT /v1/tables/main.default.t,"), "{error}");
     let table = pod.create(numbers(), &[]).await;
     assert_eq!(pod.create(numbers(), &[]).await.id(), table.id());
     let check = |columns: Vec<Field>, partitions: &[&str], difference: &str| {
@@ -736,5 +737,137 @@ async fn a_table_is_made_once_and_a_difference_is_named() {
     let error =
         pod.tables.create(&"forgetful".parse().expect("valid"), retention).await.err().expect("refused");
     assert!(error.message.contains("setTransactionRetentionDuration"), "{error}");
+    pod.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_with_made_up_directories_names_its_files_where_they_are() {
+    let root = TempDir::new().expect("a directory");
+    let columns = || vec![Field::new("n", DataType::Int64, false), Field::new("p", DataType::Utf8, true)];
+    let first = Pod::new(root.path());
+    first.create(columns(), &["p"]).await;
+    let reader = first.reader();
+    first.stop().await;
+    // Sluice makes no such table, but takes those of others.
+    let text = std::fs::read_to_string(reader.log(0)).expect("a version");
+    let text =
+        text.replace(r#""configuration":{"#, r#""configuration":{"delta.randomizeFilePrefixes":"true""#);
+    assert!(text.contains("randomizeFilePrefixes"), "{text}");
+    std::fs::write(reader.log(0), text).expect("written");
+    std::fs::remove_file(reader.0.join(format!("_delta_log/{:020}.crc", 0))).expect("removed");
+    let pod = Pod::new(root.path());
+    let table = pod.tables.open(&name()).await.expect("opened");
+    let places: ArrayRef = Arc::new(StringArray::from(vec!["a", "b", "a"]));
+    let columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from_iter_values(0..3)), places.clone()];
+    pod.offer(&table, batch_of(&table, vec![run(&stream("s"), 1, 0, 3)], columns)).await;
+    pod.drain().await;
+    let rows = pod.reader().all();
+    assert_eq!(rows.iter().map(RecordBatch::num_rows).sum::<usize>(), 3);
+    // Nothing in the paths tells the values: readers that go by paths find them in the files.
+    assert!(rows.iter().all(|rows| rows.column_by_name("p").is_some()));
+    pod.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_no_partition_takes_are_set_aside_and_hold_up_nobody() {
+    let root = TempDir::new().expect("a directory");
+    let pod = Pod::new(root.path());
+    let fields = vec![
+        Field::new("n", DataType::Int64, false),
+        Field::new("text", DataType::Utf8, false),
+        Field::new("bytes", DataType::Binary, true),
+    ];
+    let table = pod.create(fields, &["text", "bytes"]).await;
+    let bytes: Vec<Option<&[u8]>> =
+        vec![Some(b"x"), Some(b"\xff"), Some(b""), None, Some(b"x"), Some(b"x"), Some(b"x")];
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from(vec![0, 1, 2, 3, 4, 6, 7])),
+        Arc::new(StringArray::from(vec!["a", "a", "b", "", "", "", "a"])),
+        Arc::new(BinaryArray::from(bytes)),
+    ];
+    let mut with_refused = run(&stream("s"), 1, 0, 7);
+    let reason = Reason { code: "not_json", column: None, message: String::new() };
+    with_refused.refused = vec![Refusal { offset: 5, reason }];
+    let runs = vec![with_refused, run(&stream("r"), 1, 0, 1)];
+    pod.offer(&table, batch_of(&table, runs, columns)).await;
+    pod.drain().await;
+    let numbers = |rows: &[RecordBatch]| {
+        let offsets =
+            rows.iter().flat_map(|rows| rows["_offset"].as_primitive::<Int64Type>().values().to_vec());
+        offsets.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(numbers(&pod.reader().all()), BTreeSet::from([0, 2]));
+    assert_eq!(pod.tables.describe(&name()).await.expect("described")["rows"], 3, "`r` 0 too");
+    assert_eq!(table.watermark(&stream("s")).await.expect("read"), 7);
+    let rejected = Reader(root.path().join("main/default/t__rejected")).all();
+    assert_eq!(numbers(&rejected), BTreeSet::from([1, 3, 4, 6]));
+    assert_eq!(rejected[0]["reason"].as_string::<i32>().value(3), "bad_partition_value");
+    assert_eq!(rejected[0]["record"].as_string::<i32>().value(3), r#"{"n":6,"text":"","bytes":"78"}"#);
+    pod.stop().await;
+}
+
+/// Data files in a table's directory, named by a version or not.
+fn data_files(table: &Path) -> usize {
+    let entries = std::fs::read_dir(table).expect("a directory").map(|entry| entry.expect("an entry").path());
+    let count = |path: PathBuf| match path.is_dir() {
+        true => data_files(&path),
+        false => usize::from(path.extension().is_some_and(|extension| extension == "parquet")),
+    };
+    entries.map(count).sum()
+}
+
+/// Waits for some failed flushes of the table; each names another object.
+async fn failed_flushes(pod: &Pod) {
+    let mut seen = BTreeSet::new();
+    let failing = async {
+        while seen.len() < 4 {
+            let described = pod.tables.describe(&name()).await.expect("described");
+            seen.extend(described["failing"].as_str().map(str::to_owned));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, failing).await.expect("flushes fail");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_commits_fail_the_files_stand_and_the_table_says_why() {
+    let root = TempDir::new().expect("a directory");
+    let pod = Pod::new(root.path());
+    let table = pod.create(numbers(), &[]).await;
+    let directory = root.path().join("main/default/t");
+    let (maps, away) = (directory.join("_sluice"), root.path().join("away"));
+    std::fs::rename(&maps, &away).expect("moved");
+    std::fs::write(&maps, "in the way").expect("written");
+    pod.offer(&table, batch(&table, vec![run(&stream("s"), 1, 0, 10)])).await;
+    failed_flushes(&pod).await;
+    assert_eq!(data_files(&directory), 1);
+    std::fs::remove_file(&maps).expect("removed");
+    std::fs::rename(&away, &maps).expect("moved back");
+    pod.drain().await;
+    assert_eq!(pod.reader().check_prefixes()["s#1"], 10);
+    assert_eq!(data_files(&directory), 1);
+    let described = pod.tables.describe(&name()).await.expect("described");
+    assert!(described["failing"].is_null(), "{described}");
+    pod.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_files_cannot_be_written_none_pile_up() {
+    let root = TempDir::new().expect("a directory");
+    let pod = Pod::new(root.path());
+    let fields = vec![Field::new("n", DataType::Int64, false), Field::new("p", DataType::Utf8, true)];
+    let table = pod.create(fields, &["p"]).await;
+    let directory = root.path().join("main/default/t");
+    std::fs::write(directory.join("p=b"), "in the way").expect("written");
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from_iter_values(0..6)),
+        Arc::new(StringArray::from(vec!["a", "b", "c", "d", "e", "f"])),
+    ];
+    pod.offer(&table, batch_of(&table, vec![run(&stream("s"), 1, 0, 6)], columns)).await;
+    failed_flushes(&pod).await;
+    std::fs::remove_file(directory.join("p=b")).expect("removed");
+    pod.drain().await;
+    assert_eq!(pod.reader().check_prefixes()["s#1"], 6);
+    assert_eq!(data_files(&directory), 6);
     pod.stop().await;
 }

@@ -3,13 +3,16 @@
 //! *Owns*: counting across streams, drawing on standard error.
 //! *Does not own*: the final summary.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use sluice_client::{Progress, Rejected};
+use sluice_client::{Progress, Reconnecting, Rejected};
 use tokio::time::Instant;
+
+use crate::print;
 
 /// Rejected records that are named; more are counted.
 pub(crate) const REJECTED_SHOWN_MAX: usize = 20;
@@ -29,8 +32,25 @@ pub(crate) struct Counts {
 #[derive(Default, Clone)]
 pub(crate) struct Rejects {
     pub(crate) count: u64,
-    /// The first of them, with their streams.
-    pub(crate) first: Vec<(String, Rejected)>,
+    /// The first of them.
+    pub(crate) first: Vec<Refusal>,
+}
+
+/// A rejected record.
+#[derive(Debug, Clone)]
+pub(crate) struct Refusal {
+    /// Where it stands in the input.
+    pub(crate) place: String,
+    /// Why it was rejected.
+    pub(crate) rejected: Rejected,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rejected { column, message, .. } = &self.rejected;
+        let column = column.as_ref().map_or_else(String::new, |column| format!(", column {column}"));
+        write!(f, "rejected: {}{column}: {message}", self.place)
+    }
 }
 
 impl Counts {
@@ -44,11 +64,11 @@ impl Counts {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn reject(&self, stream: &str, rejected: Rejected) {
+    pub(crate) fn reject(&self, refusal: Refusal) {
         let mut rejects = self.rejected.lock().unwrap_or_else(PoisonError::into_inner);
         rejects.count += 1;
         if rejects.first.len() < REJECTED_SHOWN_MAX {
-            rejects.first.push((stream.to_owned(), rejected));
+            rejects.first.push(refusal);
         }
     }
 
@@ -62,21 +82,36 @@ impl Counts {
 
     fn line(&self, elapsed: Duration) -> String {
         let (mut durable, mut committed) = (0, 0);
+        let mut outages = Vec::new();
         for (first, progress) in self.streams.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let from_first =
                 |offset: Option<u64>| offset.map_or(0, |offset| (offset + 1).saturating_sub(*first));
             durable += from_first(progress.durable());
             committed += from_first(progress.committed().map(|committed| committed.offset));
+            outages.extend(progress.reconnecting());
         }
         let megabytes = self.bytes.load(Ordering::Relaxed) as f64 / 1e6;
         let rate = megabytes / elapsed.as_secs_f64().max(0.001);
         let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).count;
         let rejected = if rejected > 0 { format!(", {rejected} rejected") } else { String::new() };
         format!(
-            "{} records sent, {rate:.1} MB/s, {durable} durable, {committed} committed{rejected}",
-            self.records()
+            "{} records sent, {rate:.1} MB/s, {durable} durable, {committed} committed{rejected}{}",
+            self.records(),
+            outage_text(&outages)
         )
     }
+}
+
+/// What is said of streams that have no connection: of the one that gives up first.
+fn outage_text(outages: &[Reconnecting]) -> String {
+    let Some(first) = outages.iter().min_by_key(|outage| outage.gives_up_in) else { return String::new() };
+    let streams = if outages.len() > 1 { format!(" of {} streams", outages.len()) } else { String::new() };
+    format!(
+        "; connection{streams} lost for {} s, trying again, giving up in {} s: {}",
+        first.lasts.as_secs(),
+        first.gives_up_in.as_secs(),
+        first.last
+    )
 }
 
 /// Shows the counts until it is dropped.
@@ -94,7 +129,7 @@ pub(crate) async fn show(counts: Arc<Counts>) {
             bar.set_message(line);
             bar.tick();
         } else {
-            eprintln!("{line}");
+            print::note(line);
         }
     }
 }

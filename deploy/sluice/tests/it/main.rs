@@ -1,13 +1,14 @@
-//! Bad input, end to end: the real program, spoken to in raw WebSocket and HTTP.
+//! The real program, end to end: its commands (`cli`), and bad input in raw WebSocket and HTTP.
 //!
-//! Each case is refused by its name, and leaves nothing behind: what was acked before it is in the table exactly once,
-//! and so is what a good producer sends to the same table after it.
+//! Each case of bad input is refused by its name, and leaves nothing behind: what was acked before it is in the table
+//! exactly once, and so is what a good producer sends to the same table after it.
 //!
 //! *Owns*: what producers see of a whole Sluice when they, or their networks, misbehave.
 //! *Does not own*: crashes of Sluice itself (`loadtest`), each part's own errors (its crate's tests).
 
 #![allow(clippy::panic, reason = "a helper that panics fails its test")]
 
+mod cli;
 mod server;
 mod wire;
 mod ledger;

@@ -32,7 +32,7 @@ async fn a_bad_table_name_is_refused_in_every_place_that_takes_one() {
     let server = Server::start(&[]);
     let mut ledger = Ledger::create(&server, "t", &[]).await;
     let spec = r#"{"schema":{"fields":[{"name":"id","type":"int64"}]}}"#;
-    let long = "a".repeat(300);
+    let long = "a".repeat(246);
     let bad = [
         "..",
         ".",

@@ -129,6 +129,8 @@ async fn bad_partitions_and_properties_are_refused_and_leave_nothing() {
         (with_property("sluice.nothing", "1"), "invalid_property"),
         (with_property("delta.enableChangeDataFeed", "maybe"), "invalid_property"),
         (with_property("delta.appendOnly", "1"), "invalid_property"),
+        (with_property("delta.checkpointInterval", "never"), "invalid_property"),
+        (with_property("delta.logRetentionDuration", "yesterday"), "invalid_property"),
         (with_property("delta.columnMapping.mode", "name"), "invalid_property"),
         (with_property("delta.setTransactionRetentionDuration", "interval 1 day"), "invalid_property"),
     ];
@@ -174,7 +176,7 @@ async fn a_property_of_deltas_is_refused_or_makes_a_table_that_works() {
             _ => {
                 let answer = serde_json::from_str::<Value>(&body).expect("JSON");
                 assert_eq!((status, &answer["error"]["kind"]), (400, &json!("Invalid")), "{body}");
-                assert_eq!(server.describe(&table).await, None);
+                server.expect_no_table(&table).await;
                 Ledger::create(&server, &table, &[]).await
             }
         };

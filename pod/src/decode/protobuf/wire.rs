@@ -6,6 +6,7 @@
 //! As the encoding guide of protobuf.dev has it. A varint has at most 64 bits in ten bytes; field numbers begin at 1.
 
 use super::super::fault::Fault;
+use crate::table::batch::ReasonCode;
 
 /// Deepest nesting of groups that are skipped.
 const GROUP_DEPTH_MAX: usize = 64;
@@ -214,7 +215,7 @@ fn bad_tag(at: usize, word: u64) -> Fault {
 
 #[cold]
 fn malformed(at: usize, why: &str) -> Fault {
-    Fault::new("not_protobuf", format!("not a protobuf message: at byte {at}: {why}"))
+    Fault::new(ReasonCode::NotProtobuf, format!("not a protobuf message: at byte {at}: {why}"))
 }
 
 #[cfg(test)]

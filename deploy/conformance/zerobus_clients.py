@@ -1,0 +1,221 @@
+"""Databricks's Zerobus client, unchanged, against Sluice: only the endpoint is ours.
+
+    zerobus_clients.py SLUICE_BINARY [TEST…]
+
+Each case starts a gateway and a pod of its own on free ports, and reads the Delta table back with `deltalake`.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import unittest
+
+# The client logs what the cases make go wrong on purpose.
+os.environ.setdefault("RUST_LOG", "off")
+
+from deltalake import DeltaTable
+from zerobus.sdk.shared import (
+    HeadersProvider,
+    NonRetriableException,
+    RecordType,
+    StreamConfigurationOptions,
+    TableProperties,
+)
+from zerobus.sdk.sync import ZerobusSdk
+
+SLUICE = "target/debug/sluice"
+TABLE = "main.default.readings"
+START_SECONDS = 60
+
+
+class Headers(HeadersProvider):
+    def get_headers(self):
+        return [("authorization", "Bearer any"), ("x-databricks-zerobus-table-name", TABLE)]
+
+
+class Process:
+    """A child, its output in a file, and the address that it printed."""
+
+    def __init__(self, name, directory, *args):
+        self.log = os.path.join(directory, f"{name}.log")
+        self.file = open(self.log, "a")
+        at = self.file.tell()
+        self.child = subprocess.Popen([SLUICE, *args], stdout=self.file, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            with open(self.log) as log:
+                log.seek(at)
+                said = log.read()
+            found = re.search(r"listens on (?:ws://)?(127\.0\.0\.1:\d+)", said)
+            if found:
+                self.address = found[1]
+                return
+            if self.child.poll() is not None or time.monotonic() > deadline:
+                self.end(signal.SIGKILL)
+                raise AssertionError(f"{name} did not start:\n{said}")
+            time.sleep(0.02)
+
+    def end(self, how=signal.SIGTERM):
+        if self.child.poll() is None:
+            self.child.send_signal(how)
+        status = self.child.wait(timeout=START_SECONDS)
+        self.file.close()
+        return status
+
+
+class Sluice:
+    def __init__(self, directory, auto_create=True):
+        self.directory, self.auto_create = directory, auto_create
+        self.pod = self.start_pod("127.0.0.1:0")
+        self.gateway = self.start_gateway("127.0.0.1:0")
+
+    def start_pod(self, listen):
+        flags = ["--auto-create"] if self.auto_create else []
+        return Process("pod", self.directory, "pod", "--listen", listen, "--data", self.directory, *flags)
+
+    def start_gateway(self, listen):
+        pod = f"pod-1={self.pod.address}"
+        return Process("gateway", self.directory, "gateway", "--listen", listen, "--pod", pod)
+
+    def end(self):
+        statuses = [self.gateway.end(), self.pod.end()]
+        assert statuses == [0, 0], f"drained with {statuses}"
+
+    def rows(self):
+        """Of each stream in turn, in order: offset and columns."""
+        table = DeltaTable(os.path.join(self.directory, "tables", *TABLE.split(".")))
+        rows = table.to_pyarrow_table().to_pylist()
+        return sorted(rows, key=lambda row: (row["_stream"], row["_offset"]))
+
+
+def open_stream(address, **options):
+    sdk = ZerobusSdk(f"http://{address}", f"http://{address}")
+    options = StreamConfigurationOptions(record_type=RecordType.JSON, **options)
+    return sdk.create_stream(
+        table_properties=TableProperties(TABLE), options=options, headers_provider=Headers()
+    )
+
+
+# A producer in a process of its own, so that what its client logs can be read.
+PRODUCER = """
+import json, time
+import importlib.util
+spec = importlib.util.spec_from_file_location("conformance", {script!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+stream = module.open_stream({address!r})
+print("open", flush=True)
+for number in range({records}):
+    offset = stream.ingest_record_offset(json.dumps({{"id": number}}))
+    if number % 100 == 0:
+        print("sent", number, flush=True)
+        time.sleep(0.02)
+stream.wait_for_offset(offset)
+stream.flush()
+stream.close()
+print("closed", flush=True)
+"""
+
+
+class Conformance(unittest.TestCase):
+    def setUp(self):
+        self.scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(self.scratch.cleanup)
+
+    def start(self, **options):
+        sluice = Sluice(self.scratch.name, **options)
+        self.addCleanup(sluice.pod.end, signal.SIGKILL)
+        self.addCleanup(sluice.gateway.end, signal.SIGKILL)
+        return sluice
+
+    def test_records_batches_flush_and_close(self):
+        sluice = self.start()
+        stream = open_stream(sluice.gateway.address)
+        offset = [stream.ingest_record_offset(json.dumps({"id": n, "name": f"n{n}"})) for n in range(500)][-1]
+        stream.wait_for_offset(offset)
+        batch = [json.dumps({"id": 500 + n, "name": "batch"}, indent=1) for n in range(100)]
+        stream.wait_for_offset(stream.ingest_records_offset(batch))
+        stream.ingest_record_offset({"id": 600, "name": "a dictionary"})
+        stream.flush()
+        stream.close()
+        sluice.end()
+        rows = sluice.rows()
+        self.assertEqual([row["id"] for row in rows], list(range(601)))
+        self.assertEqual([row["_offset"] for row in rows], list(range(601)))
+        self.assertEqual(len({row["_stream"] for row in rows}), 1)
+
+    def test_a_bad_record_ends_the_stream_and_is_named(self):
+        sluice = self.start()
+        stream = open_stream(sluice.gateway.address)
+        stream.wait_for_offset(stream.ingest_record_offset(json.dumps({"id": 1})))
+        offset = stream.ingest_record_offset(json.dumps({"id": "one"}))
+        with self.assertRaises(NonRetriableException) as raised:
+            stream.wait_for_offset(offset)
+        self.assertIn("request 1, record 0, column id", str(raised.exception))
+        self.assertEqual(len(list(stream.get_unacked_records())), 1)
+        sluice.end()
+        self.assertEqual([row["id"] for row in sluice.rows()], [1])
+
+    def test_a_table_that_is_not_there_is_refused_at_once(self):
+        sluice = self.start(auto_create=False)
+        began = time.monotonic()
+        with self.assertRaises(NonRetriableException) as raised:
+            open_stream(sluice.gateway.address)
+        self.assertIn("there is no table main.default.readings", str(raised.exception))
+        self.assertLess(time.monotonic() - began, 2, "the client tried again")
+        sluice.end()
+
+    def test_a_pod_that_is_killed_goes_unseen(self):
+        sluice = self.start()
+        records = 3000
+        code = PRODUCER.format(script=os.path.abspath(__file__), address=sluice.gateway.address, records=records)
+        environment = {**os.environ, "RUST_LOG": "databricks_zerobus_ingest_sdk=info"}
+        producer = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
+        )
+        self.addCleanup(producer.kill)
+        log = []
+        for line in producer.stdout:
+            log.append(line)
+            if line.startswith("sent 1000"):
+                sluice.pod.end(signal.SIGKILL)
+                sluice.pod = sluice.start_pod(sluice.pod.address)
+                self.addCleanup(sluice.pod.end, signal.SIGKILL)
+        self.assertEqual(producer.wait(timeout=START_SECONDS), 0, "".join(log))
+        producer.stdout.close()
+        opened = [line for line in log if "Successfully opened stream" in line]
+        self.assertEqual(len(opened), 1, "".join(log))
+        sluice.end()
+        self.assertEqual([row["id"] for row in sluice.rows()], list(range(records)))
+
+    def test_a_gateway_that_goes_away_loses_nothing(self):
+        sluice = self.start()
+        stream = open_stream(sluice.gateway.address, recovery_backoff_ms=200)
+        for number in range(200):
+            offset = stream.ingest_record_offset(json.dumps({"id": number}))
+        address = sluice.gateway.address
+        self.assertEqual(sluice.gateway.end(), 0)
+        sluice.gateway = sluice.start_gateway(address)
+        self.addCleanup(sluice.gateway.end, signal.SIGKILL)
+        for number in range(200, 400):
+            offset = stream.ingest_record_offset(json.dumps({"id": number}))
+        stream.wait_for_offset(offset)
+        stream.close()
+        sluice.end()
+        # A new stream for the rest: at least once is what these clients ask for. Nothing had to come twice here.
+        self.assertEqual(sorted(row["id"] for row in sluice.rows()), list(range(400)))
+
+
+if __name__ == "__main__":
+    SLUICE = sys.argv.pop(1)
+    unittest.main(verbosity=2)

@@ -1,0 +1,249 @@
+//! The program as a person meets it: what commands print, refuse and leave behind.
+//!
+//! *Owns*: running the real binary, on a directory and a port of its own.
+//! *Does not own*: promises about records; those are judged by `loadtest`.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+fn sluice(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    command.args(args);
+    command
+}
+
+/// Status, standard output, standard error.
+fn run(command: &mut Command) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command.output().expect("runs");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (status.code().expect("ends by itself"), text(stdout), text(stderr))
+}
+
+/// `sluice up` on a free port, killed when it is dropped.
+struct Up {
+    child: Child,
+    url: String,
+    dir: TempDir,
+}
+
+impl Up {
+    fn start(args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let mut command = sluice(&["up", "--listen", "127.0.0.1:0", "--data"]);
+        let log = File::create(dir.path().join("log")).expect("created");
+        command.arg(dir.path().join("data")).args(args).stdout(Stdio::piped()).stderr(log);
+        let mut child = command.spawn().expect("starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
+        let url = lines.find_map(|line| {
+            let at = line.find("ws://")?;
+            line[at..].split("/v1").next().map(str::to_owned)
+        });
+        let log = fs::read_to_string(dir.path().join("log")).expect("readable");
+        assert!(url.is_some(), "it says where: {log}");
+        Self { url: url.unwrap_or_default(), child, dir }
+    }
+
+    /// Writes a file beside the data.
+    fn file(&self, name: &str, text: impl AsRef<[u8]>) -> String {
+        let path = self.dir.path().join(name);
+        fs::write(&path, text).expect("written");
+        path.display().to_string()
+    }
+
+    fn run(&self, args: &[&str]) -> (i32, String, String) {
+        run(sluice(args).args(["--url", &self.url]))
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs it with the reading ends of its pipes closed.
+fn run_unread(command: &mut Command) -> i32 {
+    let pipe = || {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        writer
+    };
+    command.stdout(pipe()).stderr(pipe()).status().expect("runs").code().expect("ends by itself")
+}
+
+#[test]
+fn output_that_nobody_reads_is_no_failure() {
+    let up = Up::start(&[]);
+    let good = up.file("good.ndjson", "{\"n\":1}\n");
+    let bad = up.file("bad.ndjson", "{\"n\":\"x\"}\n");
+    assert_eq!(run_unread(&mut sluice(&["send", "t", &good, "--url", &up.url])), 0);
+    assert_eq!(run_unread(&mut sluice(&["send", "t", &bad, "--url", &up.url])), 1, "a record was rejected");
+    assert_eq!(run_unread(&mut sluice(&["tables", "--url", &up.url])), 0);
+    assert_eq!(run_unread(&mut sluice(&["tables", "nothing", "--url", &up.url])), 2);
+    let full = File::options().write(true).open("/dev/full").expect("opens");
+    let (status, _, error) = run(sluice(&["tables", "--url", &up.url]).stdout(full));
+    assert_eq!(status, 2);
+    assert!(error.contains("cannot write to standard output"), "{error}");
+}
+
+#[test]
+fn a_variable_that_sets_nothing_is_refused_by_every_command() {
+    for command in [&["up", "--listen", "127.0.0.1:0"][..], &["send", "t"], &["tables"]] {
+        let (status, _, error) = run(sluice(command).env("SLUICE_POD_SEGMENT_BYTES", "64MiB"));
+        assert_eq!(status, 2, "{command:?}: {error}");
+        assert!(error.contains("did you mean `SLUICE_POD__SEGMENT_BYTES`?"), "{error}");
+    }
+}
+
+#[test]
+fn nothing_is_made_for_an_address_that_cannot_be_had() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let data = dir.path().join("data").display().to_string();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+    let taken = taken.local_addr().expect("bound").to_string();
+    for command in ["up", "pod"] {
+        for (listen, advice) in
+            [("foo", "expected HOST:PORT"), (&taken, "give another address with --listen")]
+        {
+            let (status, _, error) = run(&mut sluice(&[command, "--data", &data, "--listen", listen]));
+            assert_eq!(status, 2, "{error}");
+            assert!(error.contains(advice), "{error}");
+            assert!(
+                !fs::exists(&data).expect("looked up"),
+                "{command} --listen {listen} made its data directory"
+            );
+        }
+    }
+}
+
+#[test]
+fn up_heeds_the_file_or_refuses_its_key_by_name() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let file = dir.path().join("sluice.toml").display().to_string();
+    fs::write(&file, "[pod]\nauto_create = false\n").expect("written");
+    let send = |up: &Up| up.run(&["send", "t", &up.file("one.ndjson", "{\"n\":1}\n")]);
+    let (status, _, error) = send(&Up::start(&["--config", &file]));
+    assert_eq!(status, 2, "{error}");
+    assert!(error.contains("there is no table main.default.t"), "{error}");
+    assert!(error.contains("--auto-create"), "{error}");
+    for flag in [&["--auto-create"][..], &["--auto-create", "true"]] {
+        let (status, _, error) = send(&Up::start(&[flag, &["--config", &file]].concat()));
+        assert_eq!(status, 0, "a flag beats the file: {error}");
+    }
+    for (text, key) in [
+        ("[pod]\nid = 'a'", "pod.id"),
+        ("[pod]\nwal_dir = 'data'", "pod.wal_dir"),
+        ("[pod]\ntables_dir = 'data'", "pod.tables_dir"),
+        ("[pod]\nlisten = '127.0.0.1:1'", "pod.listen"),
+        ("[[gateway.pods]]\nid = 'a'\naddress = 'a:1'", "gateway.pods"),
+    ] {
+        fs::write(&file, text).expect("written");
+        let data = dir.path().join("data").display().to_string();
+        let (status, _, error) =
+            run(&mut sluice(&["up", "--listen", "127.0.0.1:0", "--config", &file, "--data", &data]));
+        assert_eq!(status, 2, "{error}");
+        assert!(error.contains(key) && error.contains("remove the key"), "{error}");
+    }
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_made_is_told_with_the_flag() {
+    for command in ["up", "pod"] {
+        let (status, _, error) = run(&mut sluice(&[command, "--listen", "127.0.0.1:0", "--data", "/proc/x"]));
+        assert_eq!(status, 2);
+        let expected = "cannot make the data directory /proc/x: name one with --data DIR";
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// The table as JSON.
+fn described(up: &Up, table: &str) -> serde_json::Value {
+    let (status, text, error) = up.run(&["tables", table]);
+    assert_eq!(status, 0, "{error}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn a_csv_cell_that_does_not_fit_is_named_by_line_column_and_value_and_the_others_go_on() {
+    let up = Up::start(&[]);
+    let first = up.file("first.csv", "n,at,note\n1,2026-01-01 00:00:00.000000Z,a\n2,,\n");
+    let (status, summary, error) = up.run(&["send", "t", &first]);
+    assert_eq!((status, error.as_str()), (0, ""), "{summary}");
+    let columns = described(&up, "t")["spec"]["schema"]["fields"].to_string();
+    assert!(columns.contains(r#""name":"at","nullable":true,"type":"timestamp""#), "{columns}");
+    let second = up.file(
+        "second.csv",
+        "note,n,at\n\"two\nlines\",3,2026-01-01 00:00:00Z\n\nx,many,2026-01-01T00:00:00Z\ny,5\nz,6,soon\n0123,7,\n",
+    );
+    let (status, summary, error) = up.run(&["send", "t", &second, "--name", "a"]);
+    assert_eq!(status, 1, "{error}");
+    let expected = [
+        format!("rejected: {second}, line 5, column n: expected an integer (int64), got \"many\""),
+        format!(
+            "rejected: {second}, line 6: expected an object, got \"a row of 2 cells, where the header has"
+        ),
+        format!(
+            "rejected: {second}, line 7, column at: expected YYYY-MM-DDThh:mm:ss[.ffffff] with Z or an offset"
+        ),
+    ];
+    for (line, expected) in error.lines().zip(&expected) {
+        assert!(line.starts_with(expected), "{line}\nis not\n{expected}");
+    }
+    assert_eq!(error.lines().count(), 3, "{error}");
+    assert!(summary.starts_with("sent 5 records: 2 in the table (version "), "{summary}");
+    assert!(summary.ends_with("), 3 rejected\n"), "{summary}");
+    assert_eq!(described(&up, "t")["rows"], 4);
+    let (status, summary, error) = up.run(&["send", "t", &second, "--name", "a"]);
+    assert_eq!(status, 0, "what is there is skipped: {error}");
+    assert!(summary.contains("5 were there before"), "{summary}");
+}
+
+#[test]
+fn rejected_records_are_named_by_their_line_whichever_stream_they_are_in() {
+    let up = Up::start(&[]);
+    up.run(&["send", "t", &up.file("first.ndjson", "{\"o\":\"a\",\"n\":1}\n")]);
+    let lines =
+        "{\"o\":\"a\",\"n\":2}\n\n{\"o\":\"b\",\"n\":\"x\"}\n{\"o\":\"a\",\"n\":\"y\"}\n{\"o\":\"b\"\n";
+    let file = up.file("second.ndjson", lines);
+    let (status, _, error) = up.run(&["send", "t", &file, "--stream-by", "o"]);
+    assert_eq!(status, 1, "{error}");
+    for expected in ["line 3, column n: ", "line 4, column n: ", "line 5: not a JSON object"] {
+        assert!(error.contains(&format!("rejected: {file}, {expected}")), "{expected}: {error}");
+    }
+    let array = up.file("array.json", "[\n  {\"n\": 3},\n  {\n    \"n\": \"z\"\n  }\n]\n");
+    let (status, summary, error) = up.run(&["send", "t", &array]);
+    assert_eq!(status, 1, "{error}");
+    assert!(error.contains(&format!("rejected: {array}, line 3, column n: ")), "{error}");
+    assert!(summary.starts_with("sent 2 records: 1 in the table"), "{summary}");
+}
+
+#[test]
+fn an_input_without_records_says_that_no_table_was_made() {
+    let up = Up::start(&[]);
+    for name in ["empty.ndjson", "empty.csv", "empty.json"] {
+        let file = up.file(name, "");
+        let (status, said, error) = up.run(&["send", "t", &file]);
+        assert_eq!(status, 0, "{error}");
+        assert_eq!(said, "no records: table main.default.t does not exist and was not made\n");
+    }
+    up.run(&["send", "t", &up.file("one.ndjson", "{\"n\":1}\n")]);
+    let (_, said, _) = up.run(&["send", "t", &up.file("header.csv", "n\n")]);
+    assert_eq!(said, "no records: table main.default.t is as it was\n");
+}
+
+#[test]
+fn a_header_that_the_table_does_not_have_is_refused_before_anything_is_sent() {
+    let up = Up::start(&[]);
+    up.run(&["send", "t", &up.file("one.ndjson", "{\"n\":1}\n")]);
+    let file = up.file("more.csv", "n,extra\n2,x\n");
+    let (status, _, error) = up.run(&["send", "t", &file]);
+    assert_eq!(status, 2, "{error}");
+    assert!(error.contains("column \"extra\", which the table does not have (it has n)"), "{error}");
+    let (status, _, error) = up.run(&["send", "t", &file, "--unknown", "ignore"]);
+    assert_eq!(status, 0, "{error}");
+    assert_eq!(described(&up, "t")["rows"], 2);
+}
