@@ -12,7 +12,7 @@ use arrow::ipc::writer::StreamWriter;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::{Bytes, BytesMut};
-use sluice_shared::frame::Encoding;
+use sluice_shared::frame::{Encoding, messages};
 
 use crate::error::Error;
 use crate::window::Chunk;
@@ -146,7 +146,14 @@ pub(crate) fn cut(encoding: Encoding, payload: &Bytes, records: usize) -> Result
     match encoding {
         Encoding::Json => Ok(cut_lines(payload, records)),
         Encoding::Arrow => cut_batches(payload, records),
+        Encoding::Protobuf | Encoding::Avro => Ok(cut_messages(payload, records)),
     }
+}
+
+fn cut_messages(payload: &Bytes, records: usize) -> Bytes {
+    let last = records.checked_sub(1).and_then(|last| messages(payload).nth(last));
+    let at = last.map_or(0, |last| last.as_ptr().addr() - payload.as_ptr().addr() + last.len());
+    payload.slice(at..)
 }
 
 fn cut_lines(payload: &Bytes, mut records: usize) -> Bytes {

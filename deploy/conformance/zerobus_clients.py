@@ -21,6 +21,7 @@ os.environ.setdefault("RUST_LOG", "off")
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from zerobus.sdk.shared import (
     HeadersProvider,
     NonRetriableException,
@@ -103,6 +104,20 @@ def open_stream(address, **options):
     )
 
 
+def reading_message():
+    """A message class, made here so that no compiler is needed."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="reading.proto", package="conformance", syntax="proto2")
+    reading = file.message_type.add(name="Reading")
+    for number, (name, kind) in enumerate(
+        [("id", field.TYPE_INT64), ("name", field.TYPE_STRING), ("celsius", field.TYPE_DOUBLE)], start=1
+    ):
+        reading.field.add(name=name, number=number, type=kind, label=field.LABEL_OPTIONAL)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("conformance.Reading"))
+
+
 # A producer in a process of its own, so that what its client logs can be read.
 PRODUCER = """
 import json, time
@@ -150,6 +165,25 @@ class Conformance(unittest.TestCase):
         self.assertEqual([row["id"] for row in rows], list(range(601)))
         self.assertEqual([row["_offset"] for row in rows], list(range(601)))
         self.assertEqual(len({row["_stream"] for row in rows}), 1)
+
+    def test_protobuf_records_and_batches(self):
+        sluice = self.start()
+        sdk = ZerobusSdk(f"http://{sluice.gateway.address}", f"http://{sluice.gateway.address}")
+        message = reading_message()
+        options = StreamConfigurationOptions(record_type=RecordType.PROTO)
+        stream = sdk.create_stream(
+            table_properties=TableProperties(TABLE, message.DESCRIPTOR), options=options, headers_provider=Headers()
+        )
+        for number in range(300):
+            offset = stream.ingest_record_offset(message(id=number, name=f"n{number}", celsius=number / 2))
+        stream.wait_for_offset(offset)
+        batch = [message(id=300 + number).SerializeToString() for number in range(100)]
+        stream.wait_for_offset(stream.ingest_records_offset(batch))
+        stream.close()
+        sluice.end()
+        rows = sluice.rows()
+        self.assertEqual([row["id"] for row in rows], list(range(400)))
+        self.assertEqual((rows[7]["name"], rows[7]["celsius"], rows[300]["name"]), ("n7", 3.5, None))
 
     def test_arrow_batches(self):
         sluice = self.start()

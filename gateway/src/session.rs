@@ -160,6 +160,7 @@ impl<'a, E: Edge> Session<'a, E> {
         let opened = &call.opened;
         let merge = match terms.encoding {
             Encoding::Json => Merge::Lines,
+            Encoding::Protobuf | Encoding::Avro => Merge::Messages,
             Encoding::Arrow => Merge::Never,
         };
         let window = Window::new(opened.next_offset, app.config.window_bytes.as_usize(), merge);

@@ -64,7 +64,7 @@ pub(crate) struct OpenTerms {
     pub(crate) encoding: Encoding,
     /// Fields that the table does not have.
     pub(crate) unknown: UnknownFields,
-    /// Arrow IPC schema, where the producer stated one.
+    /// Arrow IPC schema, protobuf descriptor or Avro schema, where the producer stated one.
     pub(crate) schema: Bytes,
     /// What the session is pinned to.
     pub(crate) schema_id: Option<u64>,
@@ -79,6 +79,8 @@ impl OpenTerms {
         let encoding = match self.encoding {
             Encoding::Json => proto::Encoding::Json,
             Encoding::Arrow => proto::Encoding::Arrow,
+            Encoding::Protobuf => proto::Encoding::Protobuf,
+            Encoding::Avro => proto::Encoding::Avro,
         };
         proto::Open {
             table: self.table.to_string(),

@@ -129,6 +129,8 @@ impl Feed {
             let payload = match encoding {
                 Encoding::Arrow => workload::ipc_stream(&batch)?,
                 Encoding::Json => workload::json_lines(&batch)?,
+                Encoding::Protobuf => workload::messages(&batch)?,
+                Encoding::Avro => anyhow::bail!("no workload is Avro"),
             };
             bytes += payload.len();
             first += frame_rows as u64;
@@ -223,7 +225,8 @@ pub async fn run(options: &Options, tell: &dyn Fn(&str)) -> anyhow::Result<Figur
     let limits = options.with_limits.then(|| {
         tell("the machine's limits");
         let feed = |row: &Row| Feed::new(row.shape, row.encoding, row.frame_rows);
-        machine::measure(&options.dir, &feed(&ROWS[0])?, &feed(&ROWS[1])?)
+        let protobuf = Feed::new(ROWS[1].shape, Encoding::Protobuf, ROWS[1].frame_rows)?;
+        machine::measure(&options.dir, &feed(&ROWS[0])?, &feed(&ROWS[1])?, &protobuf)
     });
     let limits = limits.transpose()?;
     let mut rows = Vec::new();

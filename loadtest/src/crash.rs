@@ -233,7 +233,7 @@ impl Producer {
         let stream = self.client.stream(TABLE).give_up_after(GIVE_UP_AFTER);
         let stream = match self.kind.encoding {
             Encoding::Arrow => stream.schema(Shape::ServiceEvent.schema()),
-            Encoding::Json => stream.encoding(Encoding::Json),
+            encoding => stream.encoding(encoding),
         };
         let stream =
             if self.kind.named { stream.name(format!("crash-{}", self.kind.number)) } else { stream };
@@ -255,6 +255,7 @@ impl Producer {
                 }
                 stream.send_ndjson(text).await?
             }
+            other => anyhow::bail!("the client sends no {other:?}"),
         };
         let expected = (first, notes.sent.len() as u64);
         ensure!((offsets.start, offsets.end) == expected, "offsets {offsets:?}, expected {expected:?}");

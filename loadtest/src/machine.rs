@@ -20,10 +20,13 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use serde::Serialize;
 use sluice_pod::decode::arrow::ArrowDecoder;
 use sluice_pod::decode::json::JsonDecoder;
+use sluice_pod::decode::protobuf::ProtobufDecoder;
+use sluice_pod::decode::rows::{BYTES_MAX, Rows};
 use sluice_pod::threads::ask_for_real_time;
 use sluice_shared::frame::{Encoding, UnknownFields};
 
 use crate::bench::Feed;
+use crate::workload;
 
 /// Each measurement runs for about so long.
 const MEASURE: Duration = Duration::from_millis(1000);
@@ -52,6 +55,8 @@ pub struct Limits {
     pub arrow: Codec,
     /// Of the records of row (b).
     pub json: Codec,
+    /// Of the same records as protobuf messages.
+    pub protobuf: Codec,
 }
 
 /// The disk, with direct I/O where the file system has it.
@@ -107,13 +112,14 @@ impl Codec {
 ///
 /// # Errors
 /// Anything that cannot be measured.
-pub fn measure(dir: &Path, arrow: &Feed, json: &Feed) -> anyhow::Result<Limits> {
+pub fn measure(dir: &Path, arrow: &Feed, json: &Feed, protobuf: &Feed) -> anyhow::Result<Limits> {
     let disk = disk(dir).with_context(|| format!("disk below {}", dir.display()))?;
     Ok(Limits {
         loopback_mb_per_s: loopback().context("loopback")?,
         memcpy_mb_per_s: memcpy(),
         arrow: codec(arrow, &disk).context("Arrow")?,
         json: codec(json, &disk).context("JSON")?,
+        protobuf: codec(protobuf, &disk).context("protobuf")?,
         disk,
     })
 }
@@ -316,7 +322,7 @@ fn memcpy() -> f64 {
 }
 
 fn codec(feed: &Feed, disk: &Disk) -> anyhow::Result<Codec> {
-    let mut rows = Rows::new(feed)?;
+    let mut rows = Decoder::new(feed)?;
     let mut frames = feed.frames.iter().cycle();
     let decoded = timed(|| {
         let frame = frames.next().context("no frames")?;
@@ -358,12 +364,13 @@ fn codec(feed: &Feed, disk: &Disk) -> anyhow::Result<Codec> {
 }
 
 /// The pod's own decoder of a feed's encoding, bare.
-enum Rows {
+enum Decoder {
     Json(Box<JsonDecoder>),
     Arrow(ArrowDecoder),
+    Protobuf(Box<(ProtobufDecoder, Rows)>),
 }
 
-impl Rows {
+impl Decoder {
     fn new(feed: &Feed) -> anyhow::Result<Self> {
         let schema = feed.shape.schema();
         Ok(match feed.encoding {
@@ -372,6 +379,13 @@ impl Rows {
                 Self::Json(Box::new(decoder))
             }
             Encoding::Arrow => Self::Arrow(ArrowDecoder::new(schema, 1 << 30)),
+            Encoding::Avro => anyhow::bail!("no workload is Avro"),
+            Encoding::Protobuf => {
+                let descriptor = workload::descriptor(&schema)?;
+                let decoder = ProtobufDecoder::new(&schema, &descriptor, UnknownFields::Refuse);
+                let rows = Rows::new(schema, RECORD_BYTES_MAX).map_err(anyhow::Error::msg)?;
+                Self::Protobuf(Box::new((decoder.map_err(anyhow::Error::msg)?, rows)))
+            }
         })
     }
 
@@ -382,6 +396,11 @@ impl Rows {
             Self::Json(decoder) => {
                 decoder.append(&frame.payload, unknown, &mut |_, _| refused += 1);
                 vec![decoder.finish()]
+            }
+            Self::Protobuf(protobuf) => {
+                let (decoder, rows) = &mut **protobuf;
+                decoder.append_within(rows, &frame.payload, BYTES_MAX, &mut |_, _| refused += 1);
+                vec![rows.finish()]
             }
             Self::Arrow(decoder) => decoder
                 .decode(&frame.payload, rows, unknown, &mut |_, _| refused += 1)

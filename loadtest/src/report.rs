@@ -222,7 +222,8 @@ fn write_limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
         number(limits.loopback_mb_per_s),
         number(limits.memcpy_mb_per_s)
     )?;
-    for (name, codec) in [("Arrow IPC", &limits.arrow), ("JSON", &limits.json)] {
+    let codecs = [("Arrow IPC", &limits.arrow), ("JSON", &limits.json), ("protobuf", &limits.protobuf)];
+    for (name, codec) in codecs {
         writeln!(
             f,
             "  one core, {name}, {:.0} B records: decode {} MB/s ({} /s), Parquet zstd-1 {} MB/s ({} /s); bare CPU s/GB: \

@@ -1,16 +1,22 @@
 //! Decoding: what producers send becomes rows of their table, or is refused by name.
 //!
-//! *Owns*: how each encoding is read (`json`, `arrow`), a schema from records (`infer`), and the words in which
-//! a record is refused.
+//! *Owns*: how each encoding is read (`json`, `arrow`, `protobuf`, `avro`), a schema from records (`infer`), and the words
+//! in which a record is refused.
 //! *Does not own*: frames and offsets (`stream`), when rows are sealed (`lane`), tables' schemas.
 //! Keeps P8: a record that does not fit is named by its place, its column and a reason, and leaves no trace in
 //! the rows around it. All of this is pure: the same bytes and schema give the same verdict.
 
 pub mod json;
 pub mod arrow;
+pub mod protobuf;
+pub mod avro;
+pub mod described;
 pub mod infer;
+pub mod rows;
+mod budget;
 mod column;
 mod conform;
+mod plain;
 mod ipc;
 mod tape;
 mod text;

@@ -17,13 +17,14 @@ use std::thread::JoinHandle;
 use arrow::array::RecordBatch;
 use bytes::Bytes;
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, count_lines};
+use sluice_shared::frame::{Encoding, count_lines, count_messages};
 use sluice_shared::ids::{OffsetRange, SchemaId, StreamId, TableId};
 use sluice_shared::lifecycle::now_us;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::Permit;
+use crate::decode::Decoded;
 use crate::decode::json::JsonDecoder;
 use crate::stream::progress::StreamProgress;
 use crate::stream::{FrameParts, Stream};
@@ -158,7 +159,7 @@ impl Held {
 /// Records of one table and one schema go into one batch.
 type Target = (TableId, SchemaId);
 
-/// A batch that still takes records. Its rows are `chunks`, then what `json` holds.
+/// A batch that still takes records. Its rows are `chunks`, then what `json` holds: rows of all encodings but Arrow.
 struct OpenBatch {
     table: Table,
     json: Option<JsonDecoder>,
@@ -176,6 +177,13 @@ struct Read {
     end: u64,
     payload_bytes: usize,
     refused: Vec<Refusal>,
+}
+
+impl Read {
+    fn of(decoded: Decoded, offsets: OffsetRange, refused: Vec<Refusal>) -> Self {
+        let end = offsets.start + (decoded.accepted + decoded.refused) as u64;
+        Self { end, payload_bytes: decoded.payload_bytes, refused }
+    }
 }
 
 struct OpenRun {
@@ -336,23 +344,19 @@ impl OpenBatch {
         };
         match stream.encoding {
             Encoding::Json => {
-                let records = count_lines(payload);
-                if records as u64 != offsets.count() {
-                    let count = offsets.count();
-                    let message = format!("frame of {count} records: its payload has {records} lines");
-                    return Err(Error::invalid("count_mismatch", message));
-                }
-                let json = match &mut self.json {
-                    Some(json) => json,
-                    None => {
-                        let json = JsonDecoder::new(self.table.schema().clone(), limits.record_bytes_max)?;
-                        self.json.insert(json.with_rows_up_to(limits.row_bytes_max))
-                    }
-                };
+                check_count(offsets, count_lines(payload), "lines")?;
+                let json = self.gatherer(limits)?;
                 let bytes_max = json.bytes() + ROWS_BYTES_MAX;
                 let decoded = json.append_within(payload, stream.unknown, bytes_max, &mut refuse);
-                let end = offsets.start + (decoded.accepted + decoded.refused) as u64;
-                Ok(Read { end, payload_bytes: decoded.payload_bytes, refused })
+                Ok(Read::of(decoded, offsets, refused))
+            }
+            Encoding::Protobuf | Encoding::Avro => {
+                check_count(offsets, count_messages(payload)?, "messages")?;
+                let decoder = stream.described.as_ref().expect("made when such a stream is opened");
+                let rows = self.gatherer(limits)?.gathered();
+                let bytes_max = rows.bytes() + ROWS_BYTES_MAX;
+                let decoded = decoder.append_within(rows, payload, bytes_max, &mut refuse);
+                Ok(Read::of(decoded, offsets, refused))
             }
             Encoding::Arrow => {
                 let count = usize::try_from(offsets.count()).expect("a frame fits in memory");
@@ -368,6 +372,16 @@ impl OpenBatch {
         }
     }
 
+    /// What gathers the rows of single records, whichever stream and encoding they are of.
+    fn gatherer(&mut self, limits: Limits) -> Result<&mut JsonDecoder, Error> {
+        let json = match self.json.take() {
+            Some(json) => json,
+            None => JsonDecoder::new(self.table.schema().clone(), limits.record_bytes_max)?
+                .with_rows_up_to(limits.row_bytes_max),
+        };
+        Ok(self.json.insert(json))
+    }
+
     fn add_run(&mut self, stream: &Stream, offsets: OffsetRange, refused: Vec<Refusal>) {
         if let Some(OpenRun { run, progress }) = self.runs.last_mut()
             && Arc::ptr_eq(progress, &stream.progress)
@@ -381,7 +395,7 @@ impl OpenBatch {
         self.runs.push(OpenRun { run, progress: Arc::clone(&stream.progress) });
     }
 
-    /// Moves the rows out of the JSON builders, so that what comes next stands behind them.
+    /// Moves the rows out of the columns that single records fill, so that what comes next stands behind them.
     fn close_json(&mut self) {
         if let Some(json) = &mut self.json
             && json.rows() > 0
@@ -415,4 +429,14 @@ impl OpenBatch {
         };
         Sealed { batch, table: self.table, progresses, permits: self.permits }
     }
+}
+
+/// A payload must hold as many records as its frame says.
+fn check_count(offsets: OffsetRange, found: usize, what: &str) -> Result<(), Error> {
+    let count = offsets.count();
+    if found as u64 == count {
+        return Ok(());
+    }
+    let message = format!("frame of {count} records: its payload has {found} {what}");
+    Err(Error::invalid("count_mismatch", message))
 }

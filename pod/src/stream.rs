@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use self::gate::{Admit, Gate};
 use self::progress::StreamProgress;
 use crate::decode::arrow::ArrowDecoder;
+use crate::decode::described::DescribedDecoder;
 use crate::lane::LaneFrame;
 use crate::table::Table;
 
@@ -48,6 +49,8 @@ pub struct Stream {
     pub progress: Arc<StreamProgress>,
     /// Reads its Arrow frames. Only its lane locks it.
     pub arrow: Mutex<ArrowDecoder>,
+    /// Reads its protobuf or Avro frames.
+    pub described: Option<DescribedDecoder>,
     entrance: Mutex<Entrance>,
 }
 
@@ -98,6 +101,7 @@ impl Stream {
             table: opening.table,
             encoding: opening.encoding,
             unknown: opening.unknown,
+            described: opening.described,
             progress,
             entrance: Mutex::new(Entrance {
                 gate: Gate::at(next_offset),
@@ -174,6 +178,8 @@ pub struct Opening {
     pub encoding: Encoding,
     /// Fields that the table does not have.
     pub unknown: UnknownFields,
+    /// Of a protobuf or Avro stream: reads its frames.
+    pub described: Option<DescribedDecoder>,
 }
 
 /// All streams of this pod.

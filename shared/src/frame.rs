@@ -39,6 +39,10 @@ pub enum Encoding {
     Json,
     /// One complete Arrow IPC stream (schema, batches) per frame.
     Arrow,
+    /// Length-delimited protobuf messages: before each a varint of its length in bytes.
+    Protobuf,
+    /// Avro data in binary encoding without header, before each a varint of its length in bytes.
+    Avro,
 }
 
 /// What to do with fields that the table does not have.
@@ -72,7 +76,9 @@ pub struct Open {
     /// Fields that the table does not have.
     #[serde(default)]
     pub unknown: UnknownFields,
-    /// Base64 of an Arrow IPC schema: creates the table where it does not exist, and is checked where it does.
+    /// Base64 of an Arrow IPC schema or, of a protobuf stream, of the message's serialized `DescriptorProto`, of an Avro
+    /// stream, of its schema's JSON: creates the table where it does not exist, and is checked where it does. Protobuf
+    /// and Avro streams must have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema: Option<String>,
     /// Bearer token, where the transport carries none.
@@ -292,6 +298,53 @@ pub fn lines(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
+/// Number of records in a payload of length-delimited messages.
+///
+/// # Errors
+/// `Invalid` (`invalid_framing`) where a length is none, or reaches beyond the payload.
+pub fn count_messages(payload: &[u8]) -> Result<usize, Error> {
+    let (mut count, mut at) = (0, 0);
+    while at < payload.len() {
+        let Some((_, end)) = message_at(payload, at) else {
+            let left = payload.len() - at;
+            let message = format!(
+                "payload of {} bytes: message {count}, at byte {at}, has no length that fits the {left} bytes left; \
+                 before each message stands a varint of its length",
+                payload.len()
+            );
+            return Err(Error::invalid("invalid_framing", message));
+        };
+        (count, at) = (count + 1, end);
+    }
+    Ok(count)
+}
+
+/// The records of a payload of length-delimited messages, up to the first length that does not fit.
+pub fn messages(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let (start, end) = message_at(payload, at)?;
+        at = end;
+        Some(&payload[start..end])
+    })
+}
+
+/// Start and end of the message whose length stands at `at`.
+fn message_at(payload: &[u8], at: usize) -> Option<(usize, usize)> {
+    let (mut length, mut start) = (0_usize, at);
+    // Five bytes hold more than the longest frame.
+    for shift in [0, 7, 14, 21, 28] {
+        let byte = *payload.get(start)?;
+        start += 1;
+        length |= usize::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            let end = start.checked_add(length)?;
+            return (end <= payload.len()).then_some((start, end));
+        }
+    }
+    None
+}
+
 fn control(kind: u8, body: &impl Serialize) -> Bytes {
     let mut bytes = vec![kind];
     serde_json::to_writer(&mut bytes, body).expect("control bodies are plain JSON");
@@ -352,6 +405,24 @@ mod tests {
         ] {
             assert_eq!(count_lines(payload.as_bytes()), count, "{payload:?}");
         }
+    }
+
+    #[test]
+    fn a_length_that_does_not_fit_is_no_framing() {
+        for (payload, count) in [
+            (&b""[..], Some(0)),
+            (b"\x00", Some(1)),
+            (b"\x01x\x00\x80\x00\x02yz", Some(4)),
+            (b"\x01", None),
+            (b"\x01x\x80", None),
+            (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", None),
+            (b"\x80\x80\x80\x80\x80\x00", None),
+        ] {
+            let counted = count_messages(payload);
+            assert_eq!(counted.as_ref().ok().copied(), count, "{payload:?}: {counted:?}");
+            assert!(counted.is_ok_and(|count| count == messages(payload).count()) || count.is_none());
+        }
+        assert_eq!(messages(b"\x01x\x00\x02y").collect::<Vec<_>>(), [&b"x"[..], b""]);
     }
 
     proptest! {

@@ -6,7 +6,7 @@
 use base64::Engine;
 use bytes::Bytes;
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, Open, ProducerFrame, count_lines};
+use sluice_shared::frame::{Encoding, Open, ProducerFrame, count_lines, count_messages};
 use sluice_shared::ids::{SessionId, StreamId, TableName};
 
 use crate::session::{Input, Records};
@@ -34,16 +34,21 @@ fn miscounted(first_offset: u64, count: u32, payload: &[u8], encoding: Encoding)
     let found = match encoding {
         _ if count == 0 => 0,
         Encoding::Json => count_lines(payload),
+        Encoding::Protobuf | Encoding::Avro => match count_messages(payload) {
+            Ok(found) => found,
+            Err(error) => return Some(error.at_offset(first_offset)),
+        },
         // Whether the batch has that many rows is seen when the pod reads it.
         Encoding::Arrow => return None,
     };
     if count > 0 && found == count as usize {
         return None;
     }
+    let what = if encoding == Encoding::Json { "lines that are not blank" } else { "messages" };
     let message = if count == 0 {
         "records frame that counts 0 records: state how many its payload holds, at least 1".to_owned()
     } else {
-        format!("records frame that counts {count} records: its payload has {found} lines that are not blank")
+        format!("records frame that counts {count} records: its payload has {found} {what}")
     };
     Some(Error::invalid("count_mismatch", message).at_offset(first_offset))
 }
@@ -73,7 +78,8 @@ pub(crate) fn terms(open: Open, table: TableName) -> Result<OpenTerms, Error> {
         None => Bytes::new(),
         Some(text) => {
             base64::engine::general_purpose::STANDARD.decode(&text).map(Bytes::from).map_err(|error| {
-                let message = format!("`open`: its schema is not base64 of an Arrow IPC schema: {error}");
+                let what = "its schema is not base64 of an Arrow IPC schema or a descriptor";
+                let message = format!("`open`: {what}: {error}");
                 Error::invalid("invalid_schema", message)
             })?
         }

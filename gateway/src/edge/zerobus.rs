@@ -12,7 +12,7 @@ mod calls;
 
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use sluice_shared::error::Error;
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, UnknownFields};
 use sluice_shared::ids::{SessionId, StreamId, TableName};
@@ -130,15 +130,17 @@ impl ZerobusEdge {
     /// Takes a request. None where it brings no records.
     fn take(&mut self, request: EphemeralStreamRequest) -> Result<Option<Records>, Error> {
         let (offset, records) = match request.payload {
-            Some(Ask::IngestRecord(one)) => (one.offset_id, json_record(one.record)?),
-            Some(Ask::IngestRecordBatch(many)) => (many.offset_id, json_batch(many.batch)?),
+            Some(Ask::IngestRecord(request)) => (request.offset_id, one(request.record)),
+            Some(Ask::IngestRecordBatch(request)) => (request.offset_id, many(request.batch)),
             Some(Ask::CreateStream(_)) => {
                 let message = "second `create_stream`: a call carries one stream";
                 return Err(Error::invalid("already_open", message));
             }
             None => return Err(Error::invalid("unknown_request", "a request of a kind that is not known")),
         };
-        let (payload, count) = records;
+        let (_, records) =
+            records.filter(|(encoding, _)| *encoding == self.encoding).ok_or_else(wrong_kind)?;
+        let (payload, count) = payload(self.encoding, &records)?;
         self.sent.push(offset, count)?;
         if count == 0 {
             self.ack(self.sent.durable_next);
@@ -243,16 +245,7 @@ fn open_terms(
             return Err(Error::invalid("invalid_table_name", "`create_stream` names no table"));
         }
     };
-    match RecordType::try_from(create.record_type.unwrap_or(RecordType::Proto as i32)) {
-        Ok(RecordType::Json) => {}
-        Ok(other) => {
-            let message = format!("record type {}: this gateway takes JSON", other.as_str_name());
-            return Err(Error::invalid("record_type", message));
-        }
-        Err(_) => {
-            return Err(Error::invalid("record_type", "an unknown record type: this gateway takes JSON"));
-        }
-    }
+    let (encoding, schema) = encoding(create.record_type, create.descriptor_proto, create.avro_schema_json)?;
     Ok(OpenTerms {
         table,
         name: None,
@@ -260,35 +253,84 @@ fn open_terms(
         session: Some(SessionId(1)),
         resume_at: None,
         stream_end: 0,
-        encoding: Encoding::Json,
+        encoding,
         unknown: UnknownFields::Refuse,
-        schema: Bytes::new(),
+        schema,
         schema_id: None,
         rate_bytes_per_s: None,
         last_pod: None,
     })
 }
 
+/// How records are encoded, and the schema that says so.
+fn encoding(
+    record_type: Option<i32>,
+    descriptor: Option<Bytes>,
+    avro_schema: Option<String>,
+) -> Result<(Encoding, Bytes), Error> {
+    let invalid = |message: &str| Err(Error::invalid("record_type", message));
+    match RecordType::try_from(record_type.unwrap_or(RecordType::Proto as i32)) {
+        Ok(RecordType::Json) => Ok((Encoding::Json, Bytes::new())),
+        Ok(RecordType::Proto) => match descriptor.filter(|descriptor| !descriptor.is_empty()) {
+            Some(descriptor) => Ok((Encoding::Protobuf, descriptor)),
+            None => invalid("record type PROTO: `create_stream` lacks `descriptor_proto`"),
+        },
+        Ok(RecordType::Avro) => match avro_schema.filter(|schema| !schema.is_empty()) {
+            Some(schema) => Ok((Encoding::Avro, schema.into())),
+            None => invalid("record type AVRO: `create_stream` lacks `avro_schema_json`"),
+        },
+        Ok(RecordType::Unspecified) | Err(_) => invalid("`record_type` has to be PROTO, JSON or AVRO"),
+    }
+}
+
 fn wrong_kind() -> Error {
     Error::invalid("record_type", "a record of another type than `create_stream` said")
 }
 
-fn json_record(record: Option<Record>) -> Result<(Bytes, u32), Error> {
-    match record {
-        Some(Record::JsonRecord(text)) => Ok((json_text::record(text), 1)),
-        _ => Err(wrong_kind()),
+/// The records of a request: their payload as pods take it, and how many.
+fn payload(encoding: Encoding, records: &[Bytes]) -> Result<(Bytes, u32), Error> {
+    let count = u32::try_from(records.len());
+    let count = count.map_err(|_| Error::invalid("too_many_records", "a batch of more than 2^32 records"))?;
+    if let (Encoding::Json, [one]) = (encoding, records) {
+        return Ok((json_text::record(one.clone()), 1));
+    }
+    let bytes: usize = records.iter().map(|record| record.len() + VARINT_BYTES_MAX).sum();
+    let mut payload = BytesMut::with_capacity(bytes);
+    for record in records {
+        if encoding == Encoding::Json {
+            payload.extend_from_slice(&json_text::record(record.clone()));
+            payload.extend_from_slice(b"\n");
+        } else {
+            put_varint(&mut payload, record.len());
+            payload.extend_from_slice(record);
+        }
+    }
+    Ok((payload.freeze(), count))
+}
+
+const VARINT_BYTES_MAX: usize = 10;
+
+/// A length as protobuf writes it: seven bits a byte, the lowest first.
+fn put_varint(to: &mut BytesMut, mut value: usize) {
+    while value >= 0x80 {
+        to.put_u8(value as u8 | 0x80);
+        value >>= 7;
+    }
+    to.put_u8(value as u8);
+}
+
+fn one(record: Option<Record>) -> Option<(Encoding, Vec<Bytes>)> {
+    match record? {
+        Record::JsonRecord(text) => Some((Encoding::Json, vec![text])),
+        Record::ProtoEncodedRecord(message) => Some((Encoding::Protobuf, vec![message])),
+        Record::AvroEncodedRecord(datum) => Some((Encoding::Avro, vec![datum])),
     }
 }
 
-fn json_batch(batch: Option<Batch>) -> Result<(Bytes, u32), Error> {
-    let Some(Batch::JsonBatch(batch)) = batch else { return Err(wrong_kind()) };
-    let count = u32::try_from(batch.records.len());
-    let count = count.map_err(|_| Error::invalid("too_many_records", "a batch of more than 2^32 records"))?;
-    let bytes: usize = batch.records.iter().map(|record| record.len() + 1).sum();
-    let mut payload = BytesMut::with_capacity(bytes);
-    for record in batch.records {
-        payload.extend_from_slice(&json_text::record(record));
-        payload.extend_from_slice(b"\n");
+fn many(batch: Option<Batch>) -> Option<(Encoding, Vec<Bytes>)> {
+    match batch? {
+        Batch::JsonBatch(batch) => Some((Encoding::Json, batch.records)),
+        Batch::ProtoEncodedBatch(batch) => Some((Encoding::Protobuf, batch.records)),
+        Batch::AvroBatch(batch) => Some((Encoding::Avro, batch.records)),
     }
-    Ok((payload.freeze(), count))
 }

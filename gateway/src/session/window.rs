@@ -47,6 +47,8 @@ impl Frame {
 pub(crate) enum Merge {
     /// Payloads are lines.
     Lines,
+    /// Payloads are messages that say their length: nothing comes between them.
+    Messages,
     /// Each payload is a whole of its own.
     Never,
 }
@@ -135,7 +137,7 @@ impl Window {
     /// Takes the next `count` records. None, and nothing is changed, where their offsets would not fit in 64 bits.
     pub(crate) fn push(&mut self, count: u32, payload: Bytes) -> Option<OffsetRange> {
         let range = OffsetRange::from_count(self.next_offset, u64::from(count))?;
-        let small = self.merge == Merge::Lines && payload.len() <= SMALL_BYTES;
+        let small = self.merge != Merge::Never && payload.len() <= SMALL_BYTES;
         if !small {
             self.seal();
             let frame = Frame { first_offset: range.start, count, payload };
@@ -159,7 +161,7 @@ impl Window {
             return false;
         }
         let before = merging.payload.len();
-        if merging.payload.last() != Some(&b'\n') {
+        if self.merge == Merge::Lines && merging.payload.last() != Some(&b'\n') {
             merging.payload.extend_from_slice(b"\n");
         }
         merging.payload.extend_from_slice(payload);
@@ -249,6 +251,14 @@ mod tests {
         assert_eq!(window.next_unsent(100), [frame(0, 4, "a\nb\nc\nd")]);
         window.push(1, line("e"));
         assert_eq!(window.next_unsent(100), [frame(4, 1, "e")]);
+    }
+
+    #[test]
+    fn messages_are_merged_without_a_separator() {
+        let mut window = window(Merge::Messages);
+        window.push(1, line("\u{1}a"));
+        window.push(2, line("\u{0}\u{1}b"));
+        assert_eq!(window.next_unsent(100), [frame(0, 3, "\u{1}a\u{0}\u{1}b")]);
     }
 
     #[test]

@@ -71,6 +71,26 @@ async fn open_says_what_the_pod_is_told() {
 }
 
 #[tokio::test]
+async fn protobuf_messages_are_counted_and_carried() {
+    let pod = FakePod::start("pod-1");
+    let gateway = gateway(&[&pod]).await;
+    let open = b"\x01{\"encoding\":\"protobuf\",\"schema\":\"AAEC\"}";
+    for (payload, code) in
+        [("\u{1}a\u{0}", None), ("\u{1}a", Some("count_mismatch")), ("\u{1}a\u{9}", Some("invalid_framing"))]
+    {
+        let mut producer = Producer::connect(&gateway, "flights/stream", Some("sluice.v1")).await;
+        producer.binary(open).await;
+        let GatewayFrame::Opened(_) = producer.frame().await else { panic!("expected opened") };
+        producer.records(0, 2, payload).await;
+        match code {
+            None => producer.until_durable(1).await,
+            Some(code) => assert_eq!(producer.refusal().await.0.code, code),
+        }
+    }
+    assert!(pod.see(|memory| memory.opens.iter().all(|open| (open.encoding, open.schema.len()) == (3, 3))));
+}
+
+#[tokio::test]
 async fn the_first_frame_must_open_the_stream() {
     let pod = FakePod::start("pod-1");
     let gateway = gateway_with(&[&pod], |config| config.handshake_timeout_ms = 300).await;

@@ -1,7 +1,8 @@
 //! Columns that grow by JSON values and can be cut back, so that a refused record leaves no trace.
 //!
 //! *Owns*: which JSON value fits which type, null and missing values, nested columns, cutting back.
-//! *Does not own*: the parsing of records (`tape`), of dates and decimals (`text`), the verdict's words (`fault`).
+//! *Does not own*: the parsing of records (`tape`), of dates and decimals (`text`), the verdict's words (`fault`), values
+//! of other encodings (`plain`).
 //!
 //! Nothing is altered silently. Integers take only numbers without point or exponent; floats take any number and round
 //! it to the nearest float, as JSON's own readers do, large integers included; text takes only strings, booleans only
@@ -32,23 +33,23 @@ use crate::table::batch::ReasonCode;
 
 /// Columns side by side: those of a table, or the fields of a struct.
 pub(super) struct Columns {
-    fields: Fields,
+    pub(super) fields: Fields,
     /// Where the column of each name is, for records whose keys are not in the table's order.
     places: HashMap<Box<str>, usize>,
-    columns: Vec<Column>,
-    rows: usize,
+    pub(super) columns: Vec<Column>,
+    pub(super) rows: usize,
 }
 
 /// One column. After each record it has one value more, or as many as before.
-struct Column {
-    data_type: DataType,
-    nullable: bool,
-    validity: NullBufferBuilder,
-    values: Values,
-    rows: usize,
+pub(super) struct Column {
+    pub(super) data_type: DataType,
+    pub(super) nullable: bool,
+    pub(super) validity: NullBufferBuilder,
+    pub(super) values: Values,
+    pub(super) rows: usize,
 }
 
-enum Values {
+pub(super) enum Values {
     Bool(BooleanBufferBuilder),
     Int8(Vec<i8>),
     Int16(Vec<i16>),
@@ -67,9 +68,9 @@ enum Values {
 }
 
 /// Texts or byte strings, end to end.
-struct Bytes {
-    offsets: Vec<i32>,
-    bytes: Vec<u8>,
+pub(super) struct Bytes {
+    pub(super) offsets: Vec<i32>,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Columns {
@@ -136,7 +137,7 @@ impl Columns {
     }
 
     /// Gives the fields that the record did not have their null.
-    fn complete(&mut self) -> Result<(), Fault> {
+    pub(super) fn complete(&mut self) -> Result<(), Fault> {
         for (column, field) in self.columns.iter_mut().zip(&self.fields) {
             if column.rows == self.rows {
                 column.append_null().map_err(|fault| fault.within(field.name()))?;
@@ -199,7 +200,7 @@ impl Column {
         Ok(())
     }
 
-    fn append_null(&mut self) -> Result<(), Fault> {
+    pub(super) fn append_null(&mut self) -> Result<(), Fault> {
         if !self.nullable {
             return Err(Fault::missing());
         }
@@ -214,7 +215,7 @@ impl Column {
         self.rows += 1;
     }
 
-    fn truncate(&mut self, rows: usize) {
+    pub(super) fn truncate(&mut self, rows: usize) {
         // A value whose append failed half-way may have left some of its parts.
         self.values.truncate(rows);
         self.validity.truncate(rows);
@@ -327,7 +328,7 @@ impl Values {
         Ok(())
     }
 
-    fn append_zero(&mut self) {
+    pub(super) fn append_zero(&mut self) {
         match self {
             Self::Bool(bits) => bits.append(false),
             Self::Int8(values) => values.push(0),
@@ -419,13 +420,13 @@ impl Bytes {
         Self { offsets: vec![0], bytes: Vec::new() }
     }
 
-    fn append(&mut self, value: &[u8]) {
+    pub(super) fn append(&mut self, value: &[u8]) {
         self.bytes.extend_from_slice(value);
         self.close();
     }
 
     /// Ends the value whose bytes have been appended.
-    fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         self.offsets.push(offset(self.bytes.len()));
     }
 
@@ -465,7 +466,7 @@ fn cut_offsets(offsets: &mut Vec<i32>, rows: usize) -> usize {
     offsets.last().map_or(0, |last| usize::try_from(*last).expect("offsets are not negative"))
 }
 
-fn offset(elements: usize) -> i32 {
+pub(super) fn offset(elements: usize) -> i32 {
     i32::try_from(elements).expect("callers take the rows out long before they have 2 GiB (BYTES_MAX)")
 }
 

@@ -72,6 +72,11 @@ pub(super) fn cut(text: &str) -> String {
     cut_to(text, SHOWN_CHARS_MAX)
 }
 
+/// A path of columns, short enough to be told: a schema's names have no bound.
+pub(super) fn cut_path(path: &str) -> String {
+    cut_to(path, COLUMN_CHARS_MAX)
+}
+
 fn cut_to(text: &str, chars_max: usize) -> String {
     match text.char_indices().nth(chars_max) {
         Some(_) => text.chars().take(chars_max - 1).chain(['…']).collect(),

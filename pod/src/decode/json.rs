@@ -1,34 +1,24 @@
 //! Newline-delimited JSON to rows: one decoder gathers the records of many frames of many streams.
 //!
-//! *Owns*: the walk over a payload's records, the verdict on each, taking the rows out.
-//! *Does not own*: values (`column`), parsing (`tape`), when the rows are taken out (`lane`).
+//! *Owns*: the parser's memory, and the rows that it and other decoders fill.
+//! *Does not own*: values (`column`), parsing (`tape`), the bounds of records and rows (`rows`), when the rows are taken
+//! out (`lane`).
 //! Keeps P8: a record is appended whole, or refused by name and cut away again.
 
-use arrow::array::{RecordBatch, RecordBatchOptions};
+use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use sluice_shared::error::Error;
 use sluice_shared::frame::{UnknownFields, lines};
 
 use super::Decoded;
-use super::column::Columns;
-use super::fault::Fault;
+use super::rows::{BYTES_MAX, Payload, Rows};
 use super::tape::TapeParser;
-use crate::table::batch::{Reason, ReasonCode};
-
-/// The rows must be taken out before they have this many bytes: Arrow's offsets have 31 bits.
-pub const BYTES_MAX: usize = 1 << 30;
-/// How many records may come between two looks at the bytes held: counting them walks all columns.
-const RECORDS_UNCOUNTED: usize = 64;
-/// Before and after a record of this size the bytes held are counted.
-const RECORD_COUNTED_BYTES: usize = 64 << 10;
+use crate::table::batch::Reason;
 
 /// Rows of one table, gathered from the records of many frames.
 pub struct JsonDecoder {
-    schema: SchemaRef,
-    record_bytes_max: usize,
-    row_bytes_max: usize,
     parser: TapeParser,
-    columns: Columns,
+    rows: Rows,
 }
 
 impl JsonDecoder {
@@ -37,14 +27,13 @@ impl JsonDecoder {
     /// # Errors
     /// `Invalid` (`unsupported_type`) where the schema has a type that no table takes.
     pub fn new(schema: SchemaRef, record_bytes_max: usize) -> Result<Self, Error> {
-        let columns = Columns::new(schema.fields())?;
-        Ok(Self { schema, record_bytes_max, row_bytes_max: BYTES_MAX, parser: TapeParser::new(), columns })
+        Ok(Self { parser: TapeParser::new(), rows: Rows::new(schema, record_bytes_max)? })
     }
 
     /// Refuses records that become rows of more than `bytes`.
     #[must_use]
     pub fn with_rows_up_to(self, bytes: usize) -> Self {
-        Self { row_bytes_max: bytes, ..self }
+        Self { rows: self.rows.with_rows_up_to(bytes), ..self }
     }
 
     /// Appends the records of a payload: its lines that are not blank. For each refused record calls `refuse` with its
@@ -68,68 +57,30 @@ impl JsonDecoder {
         bytes_max: usize,
         refuse: &mut dyn FnMut(usize, Reason),
     ) -> Decoded {
-        let mut decoded = Decoded::default();
-        let (mut refused_bytes, mut uncounted) = (0, 0);
-        for (place, record) in lines(payload).enumerate() {
-            if uncounted >= RECORDS_UNCOUNTED || record.len() >= RECORD_COUNTED_BYTES {
-                uncounted = 0;
-                if place > 0 && self.bytes() + refused_bytes >= bytes_max {
-                    return decoded;
-                }
-            }
-            uncounted += 1;
-            match self.append_record(record, unknown) {
-                Ok(()) => decoded.accepted += 1,
-                Err(fault) => {
-                    decoded.refused += 1;
-                    let reason = fault.into_reason();
-                    refused_bytes += reason.memory_bytes();
-                    refuse(place, reason);
-                }
-            }
-            decoded.payload_bytes = record.as_ptr().addr() - payload.as_ptr().addr() + record.len();
-        }
-        Decoded { payload_bytes: payload.len(), ..decoded }
+        let Self { parser, rows } = self;
+        rows.append(Payload { bytes: payload, bytes_max, refuse }, lines(payload), |columns, text| {
+            parser.parse(text, |record| columns.append(record, 0, unknown)).map(|()| text.len())
+        })
+    }
+
+    /// The rows, for decoders of other encodings: all of a table's records come into the same columns.
+    pub fn gathered(&mut self) -> &mut Rows {
+        &mut self.rows
     }
 
     /// Rows held.
     pub fn rows(&self) -> usize {
-        self.columns.rows()
+        self.rows.count()
     }
 
     /// Bytes that the rows held have as arrays. Walks all columns.
     pub fn bytes(&self) -> usize {
-        self.columns.bytes()
+        self.rows.bytes()
     }
 
     /// Takes the rows out, in the order of their records.
     pub fn finish(&mut self) -> RecordBatch {
-        let options = RecordBatchOptions::new().with_row_count(Some(self.columns.rows()));
-        RecordBatch::try_new_with_options(self.schema.clone(), self.columns.finish(), &options)
-            .expect("the columns are those of the schema")
-    }
-
-    fn append_record(&mut self, text: &[u8], unknown: UnknownFields) -> Result<(), Fault> {
-        if text.len() > self.record_bytes_max {
-            let message =
-                format!("the record has {} bytes, at most {} are taken", text.len(), self.record_bytes_max);
-            return Err(Fault::new(ReasonCode::RecordTooLarge, message));
-        }
-        let rows = self.columns.rows();
-        let bytes_before = (text.len() >= RECORD_COUNTED_BYTES).then(|| self.bytes());
-        let columns = &mut self.columns;
-        let mut appended = self.parser.parse(text, |record| columns.append(record, 0, unknown));
-        if let (Ok(()), Some(before)) = (&appended, bytes_before)
-            && self.bytes() - before > self.row_bytes_max
-        {
-            let (bytes, most) = (self.bytes() - before, self.row_bytes_max);
-            let message = format!("the record becomes a row of {bytes} bytes, at most {most} are taken");
-            appended = Err(Fault::new(ReasonCode::RecordTooLarge, message));
-        }
-        if appended.is_err() {
-            self.columns.truncate(rows);
-        }
-        appended
+        self.rows.finish()
     }
 }
 

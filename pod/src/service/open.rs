@@ -23,6 +23,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 use super::{End, PodService, StreamAnswer, table_name, tell};
+use crate::decode::described::{self, DescribedDecoder};
 use crate::decode::{arrow, infer};
 use crate::stream::record::{FIRST_SESSION, LogEntry, Records};
 use crate::stream::{Hold, Opening};
@@ -125,10 +126,17 @@ impl TryFrom<proto::Open> for Wish {
         let encoding = match open.encoding() {
             proto::Encoding::Json => Encoding::Json,
             proto::Encoding::Arrow => Encoding::Arrow,
+            proto::Encoding::Protobuf => Encoding::Protobuf,
+            proto::Encoding::Avro => Encoding::Avro,
             proto::Encoding::Unspecified => {
                 return Err(Error::invalid("invalid_open", "open: its encoding is not stated"));
             }
         };
+        if open.schema.is_empty() && matches!(encoding, Encoding::Protobuf | Encoding::Avro) {
+            let message = "open of a protobuf or Avro stream without its schema: give the serialized DescriptorProto, \
+                 or the Avro schema's JSON";
+            return Err(Error::invalid("missing_schema", message));
+        }
         let name = Some(open.name).filter(|name| !name.is_empty()).map(|name| name.parse()).transpose()?;
         let stream = Some(open.stream).filter(|id| !id.is_empty()).map(|id| id.parse()).transpose()?;
         if name.is_none() && stream.is_none() {
@@ -172,9 +180,13 @@ impl Opener<'_> {
         self.service.admission.check_open().map_err(End::Failed)?;
         match self.table(&wish).await.map_err(End::Failed)? {
             Some(table) => {
+                // Before a session is begun: what does not fit must not fence a producer that does.
+                let described =
+                    DescribedDecoder::new(wish.encoding, table.schema(), &wish.schema, wish.unknown);
+                let described = described.map_err(End::Failed)?;
                 let place = self.place(&wish, &table).await.map_err(End::Failed)?;
                 let schema = table.schema_id();
-                let opened = self.hold(&wish, table, &place).map_err(End::Failed)?;
+                let opened = self.hold(&wish, table, &place, described).map_err(End::Failed)?;
                 self.tell_opened(&place, opened.hold.stream.next_offset(), Some(schema)).await?;
                 Ok(opened)
             }
@@ -186,7 +198,7 @@ impl Opener<'_> {
     async fn table(&self, wish: &Wish) -> Result<Option<Table>, Error> {
         match self.service.tables.open(&wish.table).await {
             Ok(table) => {
-                if !wish.schema.is_empty() {
+                if !wish.schema.is_empty() && matches!(wish.encoding, Encoding::Json | Encoding::Arrow) {
                     let mut decoder = arrow::ArrowDecoder::new(table.schema().clone(), 0);
                     decoder.check_schema(&wish.schema, wish.unknown)?;
                 }
@@ -194,7 +206,10 @@ impl Opener<'_> {
             }
             Err(error) if error.kind != ErrorKind::NotFound => Err(error),
             Err(_) if !wish.schema.is_empty() => {
-                let schema = TableSpec::normalise(&*arrow::decode_schema(&wish.schema)?)?;
+                let schema = match described::table_schema(wish.encoding, &wish.schema)? {
+                    Some(schema) => schema,
+                    None => TableSpec::normalise(&*arrow::decode_schema(&wish.schema)?)?,
+                };
                 self.create_or_open(wish, TableSpec::new(schema, Vec::new(), BTreeMap::new())?)
                     .await
                     .map(Some)
@@ -220,9 +235,16 @@ impl Opener<'_> {
         }
     }
 
-    fn hold(&self, wish: &Wish, table: Table, place: &Place) -> Result<Opened, Error> {
+    fn hold(
+        &self,
+        wish: &Wish,
+        table: Table,
+        place: &Place,
+        described: Option<DescribedDecoder>,
+    ) -> Result<Opened, Error> {
         let Place { id, session, next_offset, resume_at } = place.clone();
-        let opening = Opening { id, session, table, encoding: wish.encoding, unknown: wish.unknown };
+        let (encoding, unknown) = (wish.encoding, wish.unknown);
+        let opening = Opening { id, session, table, encoding, unknown, described };
         let decoded_bytes_max = self.service.decoded_bytes_max;
         let hold = self.service.streams.open(opening, next_offset, resume_at, decoded_bytes_max)?;
         Ok(Opened { hold, early: Early::default(), resume_at })
@@ -288,7 +310,7 @@ impl Opener<'_> {
             let records = Records::new(table.store(), name.clone());
             records.begin_first_session(&self.service.log).await.map_err(End::Failed)?;
         }
-        let opened = self.hold(&wish, table, &place).map_err(End::Failed)?;
+        let opened = self.hold(&wish, table, &place, None).map_err(End::Failed)?;
         Ok(Opened { early, ..opened })
     }
 
@@ -347,6 +369,9 @@ fn inferred(encoding: Encoding, frames: &[proto::Frame]) -> Result<TableSpec, Er
             infer::infer(&payloads.join(&b'\n'))?
         }
         Encoding::Arrow => TableSpec::normalise(&*arrow::decode_schema(&frames[0].payload)?)?,
+        Encoding::Protobuf | Encoding::Avro => {
+            return Err(Error::internal("a table for records that need a schema is not inferred"));
+        }
     };
     TableSpec::new(schema, Vec::new(), BTreeMap::new())
 }

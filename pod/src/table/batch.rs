@@ -50,6 +50,10 @@ macro_rules! reason_codes {
 reason_codes! {
     /// Not a JSON object.
     NotJson = "not_json",
+    /// Not a protobuf message.
+    NotProtobuf = "not_protobuf",
+    /// Not a datum of its stream's Avro schema.
+    NotAvro = "not_avro",
     /// A value of a type that its column does not take.
     WrongType = "wrong_type",
     /// No value where there must be one.

@@ -5,6 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
+use prost::Message as _;
+use prost_types::field_descriptor_proto::{Label, Type};
+use prost_types::{DescriptorProto, FieldDescriptorProto};
 use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::PodConfig;
 use sluice_shared::proto::pod_client::PodClient;
@@ -257,6 +260,116 @@ async fn of_two_producers_that_begin_a_named_stream_before_its_table_one_comes_t
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     let again = Call::open(&client, named(0, None)).await.expect("opens");
     assert_eq!((again.opened.session, again.opened.next_offset), (2, 3));
+    assert_eq!(rows(&client).await, 3);
+    pod.drain().await;
+}
+
+/// `message Reading { optional int64 n = 1; repeated string tags = 2; }`, or with a string for `n`.
+fn descriptor(n: Type) -> Bytes {
+    let field = |name: &str, number: i32, label: Label, kind: Type| FieldDescriptorProto {
+        name: Some(name.to_owned()),
+        number: Some(number),
+        label: Some(label.into()),
+        r#type: Some(kind.into()),
+        ..FieldDescriptorProto::default()
+    };
+    let field = vec![field("n", 1, Label::Optional, n), field("tags", 2, Label::Repeated, Type::String)];
+    DescriptorProto { name: Some("Reading".to_owned()), field, ..DescriptorProto::default() }
+        .encode_to_vec()
+        .into()
+}
+
+fn protobuf(open: proto::Open) -> proto::Open {
+    proto::Open { encoding: Encoding::Protobuf.into(), schema: descriptor(Type::Int64), ..open }
+}
+
+impl Call {
+    /// Sends messages `{n: offset, tags: ["x"]}`; those at `bad` offsets are none.
+    async fn send_messages(&self, offsets: std::ops::Range<u64>, bad: &[u64]) {
+        let message = |n: u64| match u8::try_from(n).expect("small") {
+            n if bad.contains(&u64::from(n)) => vec![2, 0x08, 0x80],
+            n => vec![5, 0x08, n, 0x12, 1, b'x'],
+        };
+        let payload: Vec<u8> = offsets.clone().flat_map(message).collect();
+        let count = u32::try_from(offsets.end - offsets.start).expect("few");
+        self.send_payload(offsets.start, count, payload).await;
+    }
+
+    async fn send_payload(&self, first_offset: u64, count: u32, payload: Vec<u8>) {
+        let frame = proto::Frame { first_offset, count, payload: payload.into() };
+        let frames = proto::Frames { frames: vec![frame] };
+        self.requests.send(StreamRequest { kind: Some(Ask::Frames(frames)) }).await.expect("has room");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn protobuf_records_make_their_table_and_are_refused_one_by_one() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = start(data.path()).await;
+    let mut first = Call::open(&client, protobuf(named(0, None))).await.expect("opens");
+    first.send_messages(0..10, &[3, 7]).await;
+    assert_eq!(first.durable(10).await.refused, [3, 7]);
+    drop(first);
+    // A stream of JSON into the same table, and so into the same batches.
+    let mut json = Call::open(&client, ephemeral(0)).await.expect("opens");
+    json.send(0..5, &[1]).await;
+    assert_eq!(json.committed(5).await.refused, [1]);
+    pod.drain().await;
+    let (pod, client) = start(data.path()).await;
+    let mut second = Call::open(&client, protobuf(named(0, Some(2)))).await.expect("opens");
+    second.send_messages(2..12, &[3, 7, 11]).await;
+    let told = second.committed(12).await;
+    assert_eq!((told.refused, told.durable_next), (vec![3, 7, 11], 12));
+    assert_eq!(rows(&client).await, 9 + 4);
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_protobuf_stream_that_does_not_fit_is_refused_before_it_fences_another() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = with_table(data.path()).await;
+    let mut first = Call::open(&client, named(0, None)).await.expect("opens");
+    let wrong = |schema| proto::Open { schema, ..protobuf(named(0, None)) };
+    for (open, code, word) in [
+        (wrong(descriptor(Type::String)), Code::InvalidArgument, "\"n\": the descriptor has it as"),
+        (wrong(descriptor(Type::Int64)), Code::InvalidArgument, "\"tags\", the table has no such column"),
+        (wrong(Bytes::from_static(b"\xff")), Code::InvalidArgument, "descriptor: "),
+        (wrong(Bytes::new()), Code::InvalidArgument, "without its schema"),
+    ] {
+        let status = Call::open(&client, open).await.err().expect("refused");
+        assert_eq!(status.code(), code, "{status:?}");
+        assert!(status.message().contains(word), "{status:?}");
+    }
+    first.send(0..3, &[]).await;
+    assert_eq!(first.committed(3).await.durable_next, 3);
+    let ignoring = proto::Open { ignore_unknown: true, ..protobuf(ephemeral(0)) };
+    let mut second = Call::open(&client, ignoring).await.expect("opens");
+    second.send_messages(0..3, &[]).await;
+    assert_eq!(second.committed(3).await.durable_next, 3);
+    // Lengths that do not add up cost the stream, at the frame that has them.
+    second.send_payload(3, 2, vec![2, 0x08, 3, 9, 0x08]).await;
+    let status = second.failure().await;
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    assert!(status.message().contains("message 1, at byte 3"), "{status:?}");
+    assert_eq!(rows(&client).await, 6);
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn avro_records_make_their_table_and_are_refused_one_by_one() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = start(data.path()).await;
+    let schema = br#"{"type":"record","name":"Reading","fields":[{"name":"n","type":["null","long"]}]}"#;
+    let open = |schema: &'static [u8]| proto::Open {
+        encoding: Encoding::Avro.into(),
+        schema: Bytes::from_static(schema),
+        ..ephemeral(0)
+    };
+    let status = Call::open(&client, open(b"{}")).await.err().expect("refused");
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    let mut call = Call::open(&client, open(schema)).await.expect("opens");
+    call.send_payload(0, 4, vec![2, 2, 2, 1, 0, 2, 4, 0, 2, 2, 4]).await;
+    assert_eq!(call.committed(4).await.refused, [2]);
     assert_eq!(rows(&client).await, 3);
     pod.drain().await;
 }

@@ -100,7 +100,7 @@ async fn a_first_frame_that_opens_nothing_is_refused() {
     let mut ledger = Ledger::create(&server, "t", &[]).await;
     let deep = format!("\x01{{\"table\":{}", "[".repeat(10_000));
     let long = format!("\x01{{\"{}\":1}}", "k".repeat(1 << 20));
-    let cases: [(Option<Message>, &str); 15] = [
+    let cases: [(Option<Message>, &str); 16] = [
         (None, "expected_open"),
         (Some(records(0, 1, "{\"id\":999}")), "expected_open"),
         (Some(Message::binary(b"\x03".to_vec())), "expected_open"),
@@ -110,7 +110,8 @@ async fn a_first_frame_that_opens_nothing_is_refused() {
         (Some(Message::binary(b"\x01".to_vec())), "invalid_frame"),
         (Some(Message::binary(b"\x01[]".to_vec())), "invalid_frame"),
         (Some(Message::binary(b"\x01{\"tabel\":\"t\"}".to_vec())), "invalid_frame"),
-        (Some(Message::binary(b"\x01{\"encoding\":\"protobuf\"}".to_vec())), "invalid_frame"),
+        (Some(Message::binary(b"\x01{\"encoding\":\"csv\"}".to_vec())), "invalid_frame"),
+        (Some(Message::binary(b"\x01{\"encoding\":\"protobuf\"}".to_vec())), "missing_schema"),
         (Some(Message::binary(b"\x01{\"rate_bytes_per_s\":-1}".to_vec())), "invalid_frame"),
         (Some(Message::binary(b"\x01{\"name\":\"\xff\"}".to_vec())), "invalid_frame"),
         (Some(Message::binary(b"\x01{\"table\":\"t\",\"table\":\"t\"}".to_vec())), "invalid_frame"),
