@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, UnknownFields};
+use sluice_shared::frame::{Encoding, GatewayFrame, UnknownFields};
 use sluice_shared::ids::{SessionId, StreamId, TableName};
 use sluice_shared::proto::zerobus::ephemeral_stream_request::Payload as Ask;
 use sluice_shared::proto::zerobus::ephemeral_stream_response::Payload as Answer;
@@ -29,7 +29,7 @@ use crate::app::App;
 use crate::edge::json_text;
 use crate::session::{self, Edge, Ended, Input, Records};
 use crate::upstream::OpenTerms;
-use calls::{Answers, Requests, status, table_header};
+use calls::{Call, status, table_header};
 
 /// Where the service is mounted.
 pub(crate) const PATH: &str = "/databricks.zerobus.Zerobus/{method}";
@@ -67,7 +67,8 @@ impl zerobus::zerobus_server::Zerobus for Zerobus {
     ) -> Result<Response<Self::EphemeralStreamStream>, Status> {
         let table = table_header(request.metadata()).map_err(|error| status(&error))?;
         let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
-        let edge = ZerobusEdge::new(request.into_inner(), answers);
+        let call = Call::new(request.into_inner(), answers, "send smaller messages");
+        let edge = ZerobusEdge { call, encoding: Encoding::Json };
         self.app.scope.spawn("zerobus stream", serve(edge, table, Arc::clone(&self.app)));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
@@ -78,49 +79,23 @@ async fn serve(mut edge: ZerobusEdge, table: Option<TableName>, app: Arc<App>) {
         Ok(terms) => Box::pin(session::run(&mut edge, &app, terms)).await,
         Err(ended) => ended,
     };
-    edge.answers.close(ended, edge.opened, &app).await;
+    edge.call.close(ended, &app).await;
 }
 
 /// One call.
 struct ZerobusEdge {
-    requests: Streaming<EphemeralStreamRequest>,
-    answers: Answers<EphemeralStreamResponse>,
+    call: Call<EphemeralStreamRequest, EphemeralStreamResponse>,
     encoding: Encoding,
-    opened: bool,
-    /// The client has half-closed.
-    finished: bool,
-    sent: Requests,
-    /// Why the stream has to end: a record that was refused.
-    refused: Option<Error>,
 }
 
 impl ZerobusEdge {
-    fn new(requests: Streaming<EphemeralStreamRequest>, answers: mpsc::Sender<StreamAnswer>) -> Self {
-        Self {
-            requests,
-            answers: Answers::new(answers),
-            encoding: Encoding::Json,
-            opened: false,
-            finished: false,
-            sent: Requests::default(),
-            refused: None,
-        }
-    }
-
     /// What the stream is to be opened with: the first request says it.
     async fn terms(&mut self, table: Option<TableName>, app: &App) -> Result<OpenTerms, Ended> {
-        let first = tokio::select! {
-            biased; // drain first: the client may never say anything
-            () = app.scope.draining() => return Err(Ended::Failed(session::going_away())),
-            first = tokio::time::timeout(app.config.handshake_timeout(), self.requests.message()) => first,
-        };
-        let create = match first {
-            Ok(Ok(Some(EphemeralStreamRequest { payload: Some(Ask::CreateStream(create)) }))) => create,
-            Ok(Ok(None) | Err(_)) => return Err(Ended::Gone),
-            Ok(Ok(Some(_))) | Err(_) => {
-                let message = "the first request has to be `create_stream`, within the handshake timeout";
-                return Err(Ended::Failed(Error::invalid("expected_create_stream", message)));
-            }
+        let Some(EphemeralStreamRequest { payload: Some(Ask::CreateStream(create)) }) =
+            self.call.first(app).await?
+        else {
+            let message = "the first request has to be `create_stream`, within the handshake timeout";
+            return Err(Ended::Failed(Error::invalid("expected_create_stream", message)));
         };
         let terms = open_terms(create, table).map_err(Ended::Failed)?;
         self.encoding = terms.encoding;
@@ -141,71 +116,53 @@ impl ZerobusEdge {
         let (_, records) =
             records.filter(|(encoding, _)| *encoding == self.encoding).ok_or_else(wrong_kind)?;
         let (payload, count) = payload(self.encoding, &records)?;
-        self.sent.push(offset, count)?;
+        self.call.sent.push(offset, count)?;
         if count == 0 {
-            self.ack(self.sent.durable_next);
+            self.ack(self.call.sent.durable_next);
             return Ok(None);
         }
         Ok(Some(Records { first_offset: None, count, payload }))
     }
 
     fn ack(&mut self, durable_next: u64) {
-        if let Some(offset) = self.sent.durable(durable_next) {
+        if let Some(offset) = self.call.sent.durable(durable_next) {
             let ack = zerobus::IngestRecordResponse { durability_ack_up_to_offset: Some(offset) };
             self.answer(Answer::IngestRecordResponse(ack));
         }
     }
 
     fn answer(&mut self, answer: Answer) {
-        self.answers.tell(EphemeralStreamResponse { payload: Some(answer) });
+        self.call.answers.tell(EphemeralStreamResponse { payload: Some(answer) });
     }
 }
 
 impl Edge for ZerobusEdge {
     async fn next(&mut self, read: bool) -> Input {
         loop {
-            if let Some(error) = self.refused.take() {
-                return Input::Refused(error);
-            }
-            let reading = read && !self.finished;
-            let request = tokio::select! {
-                biased; // what was told leaves first: acks let the client go on
-                left = self.answers.progress() => {
-                    return if left { Input::Cleared } else { Input::Gone("call ended") };
-                }
-                request = self.requests.message(), if reading => request,
+            let request = match self.call.next(read).await {
+                Ok(request) => request,
+                Err(input) => return input,
             };
-            match request {
-                Ok(Some(request)) => match self.take(request) {
-                    Ok(Some(records)) => return Input::Records(records),
-                    Ok(None) => {}
-                    Err(error) => return Input::Refused(error),
-                },
-                Ok(None) => {
-                    self.finished = true;
-                    return Input::Finish(FinishWhen::Durable);
-                }
-                Err(error) if error.code() == tonic::Code::OutOfRange => {
-                    let message = format!("{}: send smaller messages", error.message());
-                    return Input::Refused(Error::invalid("record_too_large", message));
-                }
-                Err(_) => return Input::Gone("connection lost"),
+            match self.take(request) {
+                Ok(Some(records)) => return Input::Records(records),
+                Ok(None) => {}
+                Err(error) => return Input::Refused(error),
             }
         }
     }
 
     fn has_room(&self) -> bool {
-        self.answers.has_room()
+        self.call.answers.has_room()
     }
 
     fn is_clear(&self) -> bool {
-        self.answers.is_clear()
+        self.call.answers.is_clear()
     }
 
     fn tell(&mut self, frame: &GatewayFrame) {
         match frame {
             GatewayFrame::Opened(opened) => {
-                self.opened = true;
+                self.call.opened = true;
                 let stream_id = Some(opened.stream.as_str().to_owned());
                 self.answer(Answer::CreateStreamResponse(zerobus::CreateIngestStreamResponse { stream_id }));
             }
@@ -214,9 +171,7 @@ impl Edge for ZerobusEdge {
                     self.ack(durable + 1);
                 }
             }
-            GatewayFrame::Rejected(rejected) => {
-                self.refused = self.sent.refuse(rejected).or(self.refused.take())
-            }
+            GatewayFrame::Rejected(rejected) => self.call.refuse(rejected),
             GatewayFrame::Move(moving) => {
                 let seconds = Some(i64::try_from(moving.after_ms / 1000).unwrap_or(i64::MAX));
                 let nanos = Some((moving.after_ms % 1000) as i32 * 1_000_000);

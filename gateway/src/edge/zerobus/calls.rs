@@ -1,20 +1,20 @@
 //! What the streaming calls of Zerobus have in common.
 //!
-//! *Owns*: the map from requests to records, answers that wait for their call, the form and the pace of failures.
+//! *Owns*: the order of requests and answers, the map from requests to records, the form and the pace of failures.
 //! *Does not own*: the messages of either call (`zerobus`, `flight`).
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use sluice_shared::error::Error;
-use sluice_shared::frame::Rejected;
+use sluice_shared::frame::{FinishWhen, Rejected};
 use sluice_shared::ids::{OffsetRange, TableName};
 use tokio::sync::mpsc;
-use tonic::Status;
 use tonic::metadata::MetadataMap;
+use tonic::{Status, Streaming};
 
 use crate::app::App;
-use crate::session::Ended;
+use crate::session::{self, Ended, Input};
 
 /// Names the table in each call's headers; clients with headers of their own may leave it out.
 const TABLE_HEADER: &str = "x-databricks-zerobus-table-name";
@@ -38,6 +38,95 @@ pub(super) fn status(error: &Error) -> Status {
     Status::new(code, format!("{message} [{}]", error.code))
 }
 
+/// A streaming call: its requests in, its answers out, and what of it is durable.
+pub(super) struct Call<Q, A> {
+    requests: Streaming<Q>,
+    pub(super) answers: Answers<A>,
+    pub(super) sent: Requests,
+    /// The client has been told that its stream is open.
+    pub(super) opened: bool,
+    /// The client has half-closed.
+    finished: bool,
+    /// Why the stream has to end: a record that was refused.
+    refused: Option<Error>,
+    /// What a client is to do about a message that is too large.
+    advice: &'static str,
+}
+
+impl<Q: Send + 'static, A: Send> Call<Q, A> {
+    pub(super) fn new(
+        requests: Streaming<Q>,
+        answers: mpsc::Sender<Result<A, Status>>,
+        advice: &'static str,
+    ) -> Self {
+        let answers = Answers { sender: answers, waiting: VecDeque::new() };
+        let sent = Requests::default();
+        Self { requests, answers, sent, opened: false, finished: false, refused: None, advice }
+    }
+
+    /// The first request. None where it does not come in time.
+    pub(super) async fn first(&mut self, app: &App) -> Result<Option<Q>, Ended> {
+        let first = tokio::select! {
+            biased; // drain first: the client may never say anything
+            () = app.scope.draining() => return Err(Ended::Failed(session::going_away())),
+            first = tokio::time::timeout(app.config.handshake_timeout(), self.requests.message()) => first,
+        };
+        match first {
+            Ok(Ok(Some(first))) => Ok(Some(first)),
+            Ok(Ok(None) | Err(_)) => Err(Ended::Gone),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The next request, or what the session is to know instead. May be dropped at any time.
+    pub(super) async fn next(&mut self, read: bool) -> Result<Q, Input> {
+        if let Some(error) = self.refused.take() {
+            return Err(Input::Refused(error));
+        }
+        let reading = read && !self.finished;
+        let request = tokio::select! {
+            biased; // what was told leaves first: acks let the client go on
+            left = self.answers.progress() => {
+                return Err(if left { Input::Cleared } else { Input::Gone("call ended") });
+            }
+            request = self.requests.message(), if reading => request,
+        };
+        match request {
+            Ok(Some(request)) => Ok(request),
+            Ok(None) => {
+                self.finished = true;
+                Err(Input::Finish(FinishWhen::Durable))
+            }
+            Err(error) if error.code() == tonic::Code::OutOfRange => {
+                let message = format!("{}: {}", error.message(), self.advice);
+                Err(Input::Refused(Error::invalid("record_too_large", message)))
+            }
+            Err(_) => Err(Input::Gone("connection lost")),
+        }
+    }
+
+    /// A record was refused: the stream has to end.
+    pub(super) fn refuse(&mut self, rejected: &Rejected) {
+        self.refused = self.sent.refuse(rejected).or(self.refused.take());
+    }
+
+    /// Ends the call as the session did.
+    pub(super) async fn close(self, ended: Ended, app: &App) {
+        let Ended::Failed(error) = ended else { return };
+        tracing::info!(code = error.code, %error, "zerobus stream refused");
+        app.metrics.error(&error);
+        if self.opened && error.retryable {
+            tokio::select! {
+                biased; // the gateway's end does not wait for it
+                () = app.scope.cancelled() => {}
+                () = tokio::time::sleep(TARPIT) => {}
+            }
+        }
+        // A client that is gone needs no answer.
+        let _ = self.answers.sender.send(Err(status(&error))).await;
+    }
+}
+
 /// Answers on their way to a call.
 pub(super) struct Answers<T> {
     sender: mpsc::Sender<Result<T, Status>>,
@@ -46,10 +135,6 @@ pub(super) struct Answers<T> {
 }
 
 impl<T: Send> Answers<T> {
-    pub(super) fn new(sender: mpsc::Sender<Result<T, Status>>) -> Self {
-        Self { sender, waiting: VecDeque::new() }
-    }
-
     /// Hands over what the call takes without waiting.
     pub(super) fn tell(&mut self, answer: T) {
         self.waiting.push_back(answer);
@@ -68,7 +153,7 @@ impl<T: Send> Answers<T> {
     }
 
     /// Resolves when one that waited has left (true), or the call has ended (false). May be dropped at any time.
-    pub(super) async fn progress(&mut self) -> bool {
+    async fn progress(&mut self) -> bool {
         if self.waiting.is_empty() {
             self.sender.closed().await;
             return false;
@@ -80,22 +165,6 @@ impl<T: Send> Answers<T> {
             }
             _ => false,
         }
-    }
-
-    /// Ends the call as the session did. `opened`: the client has been told that its stream is open.
-    pub(super) async fn close(self, ended: Ended, opened: bool, app: &App) {
-        let Ended::Failed(error) = ended else { return };
-        tracing::info!(code = error.code, %error, "zerobus stream refused");
-        app.metrics.error(&error);
-        if opened && error.retryable {
-            tokio::select! {
-                biased; // the gateway's end does not wait for it
-                () = app.scope.cancelled() => {}
-                () = tokio::time::sleep(TARPIT) => {}
-            }
-        }
-        // A client that is gone needs no answer.
-        let _ = self.sender.send(Err(status(&error))).await;
     }
 }
 
@@ -110,7 +179,7 @@ pub(super) struct Requests {
     records_end: u64,
     pub(super) durable_next: u64,
     /// The first refused record: neither its request nor a later one is ever acked.
-    pub(super) refused_at: Option<u64>,
+    refused_at: Option<u64>,
 }
 
 /// A request that was received.
@@ -151,7 +220,7 @@ impl Requests {
     }
 
     /// A record was refused: what the stream has to end with, unless an earlier one was.
-    pub(super) fn refuse(&mut self, rejected: &Rejected) -> Option<Error> {
+    fn refuse(&mut self, rejected: &Rejected) -> Option<Error> {
         if self.refused_at.is_some_and(|first| first <= rejected.offset) {
             return None;
         }

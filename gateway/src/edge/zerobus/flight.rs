@@ -13,7 +13,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::Deserialize;
 use serde_json::json;
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, UnknownFields};
+use sluice_shared::frame::{Encoding, GatewayFrame, UnknownFields};
 use sluice_shared::ids::{SessionId, StreamId, TableName};
 use sluice_shared::proto::flight::flight_service_server::{FlightService, FlightServiceServer};
 use sluice_shared::proto::flight::{FlightData, PutResult};
@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::calls::{Answers, Requests, status, table_header};
+use super::calls::{Call, status, table_header};
 use super::{ANSWERS_WAITING_MAX, MESSAGE_OVERHEAD_BYTES};
 use crate::app::App;
 use crate::session::{self, Edge, Ended, Input, Records};
@@ -62,14 +62,9 @@ impl FlightService for Flight {
         let table = table.map_err(|error| status(&error))?;
         let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
         let edge = FlightEdge {
-            messages: request.into_inner(),
-            answers: Answers::new(answers),
+            call: Call::new(request.into_inner(), answers, "send smaller batches"),
             schema: Bytes::new(),
-            opened: false,
-            finished: false,
-            sent: Requests::default(),
             last_offset: -1,
-            refused: None,
         };
         self.app.scope.spawn("flight stream", serve(edge, table, Arc::clone(&self.app)));
         Ok(Response::new(ReceiverStream::new(receiver)))
@@ -81,23 +76,16 @@ async fn serve(mut edge: FlightEdge, table: TableName, app: Arc<App>) {
         Ok(terms) => Box::pin(session::run(&mut edge, &app, terms)).await,
         Err(ended) => ended,
     };
-    edge.answers.close(ended, edge.opened, &app).await;
+    edge.call.close(ended, &app).await;
 }
 
 /// One call.
 struct FlightEdge {
-    messages: Streaming<FlightData>,
-    answers: Answers<PutResult>,
+    call: Call<FlightData, PutResult>,
     /// The schema message as it begins each frame.
     schema: Bytes,
-    opened: bool,
-    /// The client has half-closed.
-    finished: bool,
-    sent: Requests,
     /// Of the last message that is wholly acked.
     last_offset: i64,
-    /// Why the stream has to end: a row that was refused.
-    refused: Option<Error>,
 }
 
 /// What comes with each batch.
@@ -109,15 +97,8 @@ struct Metadata {
 impl FlightEdge {
     /// What the stream is to be opened with: the headers and the schema say it.
     async fn terms(&mut self, table: TableName, app: &App) -> Result<OpenTerms, Ended> {
-        let first = tokio::select! {
-            biased; // drain first: the client may never say anything
-            () = app.scope.draining() => return Err(Ended::Failed(session::going_away())),
-            first = tokio::time::timeout(app.config.handshake_timeout(), self.messages.message()) => first,
-        };
-        let first = match first {
-            Ok(Ok(Some(first))) => first,
-            Ok(Ok(None) | Err(_)) => return Err(Ended::Gone),
-            Err(_) => return Err(Ended::Failed(expected_schema("nothing within the handshake timeout"))),
+        let Some(first) = self.call.first(app).await? else {
+            return Err(Ended::Failed(expected_schema("nothing within the handshake timeout")));
         };
         match header_of(&first.data_header).map_err(Ended::Failed)? {
             (MessageHeader::Schema, _) => {}
@@ -155,9 +136,9 @@ impl FlightEdge {
                 return Err(Error::invalid("invalid_arrow", what));
             }
         };
-        self.sent.push(Some(metadata.offset_id), rows)?;
+        self.call.sent.push(Some(metadata.offset_id), rows)?;
         if rows == 0 {
-            self.ack(self.sent.durable_next);
+            self.ack(self.call.sent.durable_next);
             return Ok(None);
         }
         let bytes = self.schema.len() + message.data_header.len() + message.data_body.len() + 2 * IPC_ALIGN;
@@ -168,70 +149,52 @@ impl FlightEdge {
     }
 
     fn ack(&mut self, durable_next: u64) {
-        let before = self.sent.covered();
-        let offset = self.sent.durable(durable_next);
+        let before = self.call.sent.covered();
+        let offset = self.call.sent.durable(durable_next);
         self.last_offset = offset.unwrap_or(self.last_offset);
-        if offset.is_some() || self.sent.covered() > before {
+        if offset.is_some() || self.call.sent.covered() > before {
             self.tell_acked(None);
         }
     }
 
     fn tell_acked(&mut self, close_after_ms: Option<u64>) {
-        let (offset, records) = (self.last_offset, self.sent.covered());
+        let (offset, records) = (self.last_offset, self.call.sent.covered());
         let mut metadata = json!({ "ack_up_to_offset": offset, "ack_up_to_records": records });
         if let Some(ms) = close_after_ms {
             metadata["close_stream_duration_ms"] = ms.into();
         }
-        self.answers.tell(PutResult { app_metadata: metadata.to_string().into() });
+        self.call.answers.tell(PutResult { app_metadata: metadata.to_string().into() });
     }
 }
 
 impl Edge for FlightEdge {
     async fn next(&mut self, read: bool) -> Input {
         loop {
-            if let Some(error) = self.refused.take() {
-                return Input::Refused(error);
-            }
-            let reading = read && !self.finished;
-            let message = tokio::select! {
-                biased; // what was told leaves first: acks let the client go on
-                left = self.answers.progress() => {
-                    return if left { Input::Cleared } else { Input::Gone("call ended") };
-                }
-                message = self.messages.message(), if reading => message,
+            let message = match self.call.next(read).await {
+                Ok(message) => message,
+                Err(input) => return input,
             };
-            match message {
-                Ok(Some(message)) => match self.take(&message) {
-                    Ok(Some(records)) => return Input::Records(records),
-                    Ok(None) => {}
-                    Err(error) => return Input::Refused(error),
-                },
-                Ok(None) => {
-                    self.finished = true;
-                    return Input::Finish(FinishWhen::Durable);
-                }
-                Err(error) if error.code() == tonic::Code::OutOfRange => {
-                    let message = format!("{}: send smaller batches", error.message());
-                    return Input::Refused(Error::invalid("record_too_large", message));
-                }
-                Err(_) => return Input::Gone("connection lost"),
+            match self.take(&message) {
+                Ok(Some(records)) => return Input::Records(records),
+                Ok(None) => {}
+                Err(error) => return Input::Refused(error),
             }
         }
     }
 
     fn has_room(&self) -> bool {
-        self.answers.has_room()
+        self.call.answers.has_room()
     }
 
     fn is_clear(&self) -> bool {
-        self.answers.is_clear()
+        self.call.answers.is_clear()
     }
 
     fn tell(&mut self, frame: &GatewayFrame) {
         match frame {
             // Ready: clients wait for it before they send a batch.
             GatewayFrame::Opened(_) => {
-                self.opened = true;
+                self.call.opened = true;
                 self.tell_acked(None);
             }
             GatewayFrame::Ack(ack) => {
@@ -239,9 +202,7 @@ impl Edge for FlightEdge {
                     self.ack(durable + 1);
                 }
             }
-            GatewayFrame::Rejected(rejected) => {
-                self.refused = self.sent.refuse(rejected).or(self.refused.take());
-            }
+            GatewayFrame::Rejected(rejected) => self.call.refuse(rejected),
             GatewayFrame::Move(moving) => self.tell_acked(Some(moving.after_ms)),
             // How the session ended is told by `close`.
             GatewayFrame::Error(_) => {}
