@@ -19,10 +19,10 @@ use arrow::ipc::{Block, MessageHeader, MetadataVersion};
 use bytes::Bytes;
 use sluice_shared::error::Error;
 use sluice_shared::frame::UnknownFields;
-use sluice_shared::table::{TableSpec, nearest_name, types};
+use sluice_shared::table::{TableSpec, types};
 
 use super::conform::{Conversion, Misfit, conforms, null_bytes, settle};
-use super::fault::Fault;
+use super::fault::{Fault, advice_for_unknown};
 use super::ipc::{Budget, FramedMessage, check_message, invalid, message};
 use crate::table::batch::Reason;
 
@@ -275,10 +275,7 @@ fn mismatch(column: &str, why: &str) -> Error {
 }
 
 fn unknown_column(column: &str, table: &Schema) -> Error {
-    let advice = match nearest_name(column, table.fields().iter().map(|field| field.name().as_str())) {
-        Some(nearest) => format!("did you mean {nearest:?}?"),
-        None => "leave it out, add the column, or open the stream with unknown=ignore".to_owned(),
-    };
+    let advice = advice_for_unknown(column, table.fields());
     Error::invalid("unknown_field", format!("the table has no column {column:?}: {advice}")).at_column(column)
 }
 

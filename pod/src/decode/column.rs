@@ -24,9 +24,9 @@ use arrow::datatypes::{
 use simd_json::{Node, StaticNode};
 use sluice_shared::error::Error;
 use sluice_shared::frame::UnknownFields;
-use sluice_shared::table::{nearest_name, types};
+use sluice_shared::table::types;
 
-use super::fault::{Fault, cut};
+use super::fault::{Fault, advice_for_unknown, cut};
 use super::tape::Record;
 use super::text::{self, DecimalShape, TextFault, Zone};
 use crate::table::batch::ReasonCode;
@@ -147,10 +147,7 @@ impl Columns {
     }
 
     fn unknown_field(&self, key: &str) -> Fault {
-        let advice = match nearest_name(key, self.fields.iter().map(|field| field.name().as_str())) {
-            Some(nearest) => format!("did you mean {nearest:?}?"),
-            None => "leave it out, add the column, or open the stream with unknown=ignore".to_owned(),
-        };
+        let advice = advice_for_unknown(key, &self.fields);
         let message = format!("the table has no column {:?}: {advice}", cut(key));
         Fault::new(ReasonCode::UnknownField, message).within(&cut(key))
     }

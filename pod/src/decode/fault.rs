@@ -1,9 +1,13 @@
 //! Why a record is refused, while it is on its way up from the value to the record.
 //!
-//! *Owns*: the path to the column, the lengths of what is told.
+//! *Owns*: the path to the column, the lengths of what is told, what is wrong with a stream's schema in words.
 //! *Does not own*: which codes there are (`table/batch.rs`).
 
 use std::fmt::Display;
+
+use arrow::datatypes::Fields;
+use sluice_shared::error::Error;
+use sluice_shared::table::nearest_name;
 
 use crate::table::batch::{Reason, ReasonCode};
 
@@ -75,6 +79,31 @@ pub(super) fn cut(text: &str) -> String {
 /// A path of columns, short enough to be told: a schema's names have no bound.
 pub(super) fn cut_path(path: &str) -> String {
     cut_to(path, COLUMN_CHARS_MAX)
+}
+
+/// The path of a field below another.
+pub(super) fn below(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// A stream's schema has a column as what the table's cannot take.
+pub(super) fn mismatch(path: &str, why: &str) -> Error {
+    Error::invalid("schema_mismatch", format!("column {:?}: {why}", cut(path))).at_column(cut_path(path))
+}
+
+/// A stream's schema, called `whose`, has a field that the table does not have.
+pub(super) fn unknown_field(whose: &str, path: &str, name: &str, columns: &Fields) -> Error {
+    let advice = advice_for_unknown(name, columns);
+    let message = format!("{whose} has {:?}, the table has no such column: {advice}", cut(path));
+    Error::invalid("unknown_field", message).at_column(cut_path(path))
+}
+
+/// What to do about a field that is none of these columns.
+pub(super) fn advice_for_unknown(name: &str, columns: &Fields) -> String {
+    match nearest_name(name, columns.iter().map(|column| column.name().as_str())) {
+        Some(nearest) => format!("did you mean {nearest:?}?"),
+        None => "leave it out, add the column, or open the stream with unknown=ignore".to_owned(),
+    }
 }
 
 fn cut_to(text: &str, chars_max: usize) -> String {

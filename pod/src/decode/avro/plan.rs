@@ -14,10 +14,10 @@ use std::sync::Arc;
 use arrow::datatypes::{DataType, Fields};
 use sluice_shared::error::Error;
 use sluice_shared::frame::UnknownFields;
-use sluice_shared::table::{nearest_name, types};
+use sluice_shared::table::types;
 
 use super::super::conform::null_bytes;
-use super::super::fault::{cut, cut_path};
+use super::super::fault::{below, mismatch, unknown_field};
 use super::schema::{Type, TypeId, Types, Unit, invalid};
 
 /// Most values in a plan: a record may be part of many others, each time anew.
@@ -86,7 +86,7 @@ impl Planner<'_> {
             planned.push(match places.get(name.as_str()) {
                 Some(place) => (self.value(*id, columns[*place].data_type(), &path)?, *place),
                 None if self.unknown == UnknownFields::Refuse => {
-                    return Err(unknown_field(&path, name, columns));
+                    return Err(unknown_field("the Avro schema", &path, name, columns));
                 }
                 None => (Read::Skip(*id), usize::MAX),
             });
@@ -180,21 +180,4 @@ fn plain(of: &Type, to: &DataType) -> Option<Read> {
         }
         _ => return None,
     })
-}
-
-fn below(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
-}
-
-fn mismatch(path: &str, why: &str) -> Error {
-    Error::invalid("schema_mismatch", format!("column {:?}: {why}", cut(path))).at_column(cut_path(path))
-}
-
-fn unknown_field(path: &str, name: &str, columns: &Fields) -> Error {
-    let advice = match nearest_name(name, columns.iter().map(|column| column.name().as_str())) {
-        Some(nearest) => format!("did you mean {nearest:?}?"),
-        None => "leave it out, add the column, or open the stream with unknown=ignore".to_owned(),
-    };
-    let message = format!("the Avro schema has {:?}, the table has no such column: {advice}", cut(path));
-    Error::invalid("unknown_field", message).at_column(cut_path(path))
 }

@@ -29,10 +29,10 @@ use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto};
 use sluice_shared::error::Error;
 use sluice_shared::frame::UnknownFields;
-use sluice_shared::table::{nearest_name, types};
+use sluice_shared::table::types;
 
 use super::super::conform::null_bytes;
-use super::super::fault::{cut, cut_path};
+use super::super::fault::{below, cut, mismatch, unknown_field};
 use super::descriptor::{Holds, Named, Types, invalid, is_repeated, type_text};
 use super::wire::{NUMBER_MAX, WireType};
 
@@ -208,7 +208,8 @@ impl<'a> Planner<'a> {
                     plan.add(field, *place, &columns[*place], read);
                 }
                 None if self.unknown == UnknownFields::Refuse => {
-                    return Err(unknown_field(&below(path, field.name()), field.name(), columns));
+                    let path = below(path, field.name());
+                    return Err(unknown_field("the descriptor", &path, field.name(), columns));
                 }
                 None => plan.add_skipped(field),
             }
@@ -402,21 +403,4 @@ fn map_key(held: &Holds<'_>) -> Option<Scalar> {
 /// Of numbers with several names the first counts.
 fn names_by_number(of: &EnumDescriptorProto) -> Names {
     of.value.iter().rev().map(|value| (value.number(), value.name().into())).collect()
-}
-
-fn below(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
-}
-
-fn mismatch(path: &str, why: &str) -> Error {
-    Error::invalid("schema_mismatch", format!("column {:?}: {why}", cut(path))).at_column(cut_path(path))
-}
-
-fn unknown_field(path: &str, name: &str, columns: &Fields) -> Error {
-    let advice = match nearest_name(name, columns.iter().map(|column| column.name().as_str())) {
-        Some(nearest) => format!("did you mean {nearest:?}?"),
-        None => "leave it out, add the column, or open the stream with unknown=ignore".to_owned(),
-    };
-    let message = format!("the descriptor has {:?}, the table has no such column: {advice}", cut(path));
-    Error::invalid("unknown_field", message).at_column(cut_path(path))
 }
