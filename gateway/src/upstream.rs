@@ -27,6 +27,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
+use crate::auth::{Permit, Right};
 use crate::config::GatewayConfig;
 use crate::placement::{self, NoPlace, StreamHints};
 
@@ -62,6 +63,8 @@ pub(crate) struct OpenTerms {
     pub(crate) stream_end: u64,
     /// Of the payloads.
     pub(crate) encoding: Encoding,
+    /// As its edge has it, what the producer presents; `session::run` judges it.
+    pub(crate) right: Right,
     /// Fields that the table does not have.
     pub(crate) unknown: UnknownFields,
     /// Arrow IPC schema, protobuf descriptor or Avro schema, where the producer stated one.
@@ -94,6 +97,7 @@ impl OpenTerms {
             schema: self.schema.clone(),
             schema_id: self.schema_id.unwrap_or_default(),
             schema_pinned: self.schema_id.is_some(),
+            may_not_create: !matches!(self.right, Right::Granted(Permit { may_create: true, .. })),
         }
     }
 }
@@ -177,6 +181,9 @@ impl Upstream {
     /// # Errors
     /// `Busy` or `Unavailable` where none of them takes it; what the pod said where it refuses.
     pub(crate) async fn open(self: &Arc<Self>, terms: &OpenTerms) -> Result<Box<Call>, Error> {
+        let Right::Granted(_) = terms.right else {
+            return Err(Error::internal("a stream whose producer was not judged was to be opened"));
+        };
         let mut tried = Vec::new();
         let mut refusal = None;
         for _ in 0..PODS_ASKED_MAX {

@@ -9,6 +9,7 @@ use sluice_shared::error::Error;
 use sluice_shared::frame::{Encoding, Open, ProducerFrame, count_lines, count_messages};
 use sluice_shared::ids::{SessionId, StreamId, TableName};
 
+use crate::auth::{Credential, Right};
 use crate::session::{Input, Records};
 use crate::upstream::OpenTerms;
 
@@ -97,6 +98,7 @@ pub(crate) fn terms(open: Open, table: TableName) -> Result<OpenTerms, Error> {
         session: ephemeral.then_some(SessionId(1)),
         resume_at: open.resume_at,
         stream_end: 0,
+        right: Right::Claimed(Credential::token(open.token.as_deref())),
         encoding: open.encoding,
         unknown: open.unknown,
         schema,

@@ -9,6 +9,7 @@
 
 pub(crate) mod flight;
 mod calls;
+mod details;
 
 use std::sync::Arc;
 
@@ -26,10 +27,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::app::App;
+use crate::auth::{Credential, Right};
 use crate::edge::json_text;
 use crate::session::{self, Edge, Ended, Input, Records};
 use crate::upstream::OpenTerms;
-use calls::{Call, status, table_header};
+use calls::{Call, admit};
 
 /// Where the service is mounted.
 pub(crate) const PATH: &str = "/databricks.zerobus.Zerobus/{method}";
@@ -65,10 +67,10 @@ impl zerobus::zerobus_server::Zerobus for Zerobus {
         &self,
         request: Request<Streaming<EphemeralStreamRequest>>,
     ) -> Result<Response<Self::EphemeralStreamStream>, Status> {
-        let table = table_header(request.metadata()).map_err(|error| status(&error))?;
+        let (table, credential) = admit(request.metadata(), &self.app)?;
         let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
         let call = Call::new(request.into_inner(), answers, "send smaller messages");
-        let edge = ZerobusEdge { call, encoding: Encoding::Json };
+        let edge = ZerobusEdge { call, credential, encoding: Encoding::Json };
         self.app.scope.spawn("zerobus stream", serve(edge, table, Arc::clone(&self.app)));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
@@ -85,6 +87,7 @@ async fn serve(mut edge: ZerobusEdge, table: Option<TableName>, app: Arc<App>) {
 /// One call.
 struct ZerobusEdge {
     call: Call<EphemeralStreamRequest, EphemeralStreamResponse>,
+    credential: Credential,
     encoding: Encoding,
 }
 
@@ -97,7 +100,8 @@ impl ZerobusEdge {
             let message = "the first request has to be `create_stream`, within the handshake timeout";
             return Err(Ended::Failed(Error::invalid("expected_create_stream", message)));
         };
-        let terms = open_terms(create, table).map_err(Ended::Failed)?;
+        let mut terms = open_terms(create, table).map_err(Ended::Failed)?;
+        terms.right = Right::Claimed(self.credential.clone());
         self.encoding = terms.encoding;
         Ok(terms)
     }
@@ -159,6 +163,10 @@ impl Edge for ZerobusEdge {
         self.call.answers.is_clear()
     }
 
+    fn moves_when_expired(&self) -> bool {
+        true
+    }
+
     fn tell(&mut self, frame: &GatewayFrame) {
         match frame {
             GatewayFrame::Opened(opened) => {
@@ -208,6 +216,7 @@ fn open_terms(
         session: Some(SessionId(1)),
         resume_at: None,
         stream_end: 0,
+        right: Right::Claimed(Credential::default()),
         encoding,
         unknown: UnknownFields::Refuse,
         schema,
