@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Rejected, UnknownFields};
-use sluice_shared::ids::{SessionId, StreamId, StreamName, TableName, TableVersion};
+use sluice_shared::ids::{StreamId, StreamName, TableName, TableVersion};
 use sluice_shared::table::described_columns;
 use uuid::Uuid;
 
@@ -197,22 +197,12 @@ fn open_terms(
     encoding: Encoding,
     unknown: UnknownFields,
 ) -> OpenTerms {
-    let is_ephemeral = name.is_none();
-    OpenTerms {
-        table,
-        stream: is_ephemeral.then(StreamId::ephemeral),
-        session: is_ephemeral.then_some(SessionId(1)),
+    let terms = match name {
+        None => OpenTerms::ephemeral(table, encoding),
         // A key's records are sent from the first on, whatever of them is there: the pod judges them again.
-        resume_at: name.as_ref().map(|_| 0),
-        stream_end: 0,
-        name,
-        encoding,
-        unknown,
-        schema: bytes::Bytes::new(),
-        schema_id: None,
-        rate_bytes_per_s: None,
-        last_pod: None,
-    }
+        Some(name) => OpenTerms { resume_at: Some(0), ..OpenTerms::named(table, encoding, name) },
+    };
+    OpenTerms { unknown, ..terms }
 }
 
 /// The stream that an idempotency key names: a key may hold what no stream name may.
