@@ -21,6 +21,7 @@ use sluice_shared::ids::{PodId, SchemaId, StreamId, TableId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::table::TableSpec;
 
+use crate::stream::Reach;
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal};
 use batch::Batch;
@@ -447,13 +448,14 @@ impl Table {
         self.open.unfollow(stream, ended);
     }
 
-    /// One more than the highest committed offset of the stream, freshly read from the table; 0 if there is none.
+    /// What the table has of the stream, freshly read from it.
     ///
     /// # Errors
     /// Where the table cannot be read.
-    pub async fn watermark(&self, stream: &StreamId) -> Result<u64, Error> {
+    pub async fn watermark(&self, stream: &StreamId) -> Result<Reach, Error> {
         let view = self.open.home.reload().await.map_err(home_error)?;
-        Ok(view.map.next(stream))
+        let reach = |mark: &watermark::Mark| Reach { next: mark.next, boundary: mark.boundary };
+        Ok(view.map.mark(stream).map(reach).unwrap_or_default())
     }
 
     /// Where the table is stored, and its prefix there.

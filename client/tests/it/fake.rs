@@ -123,7 +123,8 @@ impl FakeGateway {
         let mut connection = self.accept().await;
         let open = connection.open().await;
         let stream = stream.parse().expect("stream id");
-        let opened = Opened { stream, next_offset, stream_end: next_offset, window_bytes, frame_bytes_max };
+        let stream_end = next_offset;
+        let opened = Opened { stream, next_offset, stream_end, window_bytes, frame_bytes_max, requests: 0 };
         connection.send(GatewayFrame::Opened(opened)).await;
         (connection, open)
     }

@@ -19,12 +19,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Rejected, UnknownFields};
-use sluice_shared::ids::{SessionId, StreamId, StreamName, TableName, TableVersion};
+use sluice_shared::ids::{StreamId, StreamName, TableName, TableVersion};
 use sluice_shared::table::described_columns;
 use uuid::Uuid;
 
 use crate::app::App;
-use crate::auth::{Credential, Right};
+use crate::auth::Credential;
 use crate::edge::http::{Granted, Refusal, ToWrite, json_response};
 use crate::session::{self, Edge, Ended, Input, going_away};
 use crate::upstream::OpenTerms;
@@ -168,8 +168,8 @@ impl Post {
             }
         };
         let encoding = if kind == BodyKind::Arrow { Encoding::Arrow } else { Encoding::Json };
-        let right = Right::Claimed(Credential::of(&parts.headers));
-        let terms = OpenTerms { right, ..open_terms(table, name, encoding, query.unknown) };
+        let terms = open_terms(table, name, encoding, Credential::of(&parts.headers));
+        let terms = OpenTerms { unknown: query.unknown, ..terms };
         Ok(Self { terms, wait: query.wait, coding, splitter })
     }
 
@@ -197,24 +197,12 @@ fn open_terms(
     table: TableName,
     name: Option<StreamName>,
     encoding: Encoding,
-    unknown: UnknownFields,
+    credential: Credential,
 ) -> OpenTerms {
-    let is_ephemeral = name.is_none();
-    OpenTerms {
-        table,
-        stream: is_ephemeral.then(StreamId::ephemeral),
-        session: is_ephemeral.then_some(SessionId(1)),
+    match name {
+        None => OpenTerms::ephemeral(table, encoding, credential),
         // A key's records are sent from the first on, whatever of them is there: the pod judges them again.
-        resume_at: name.as_ref().map(|_| 0),
-        stream_end: 0,
-        name,
-        encoding,
-        right: Right::Claimed(Credential::default()),
-        unknown,
-        schema: bytes::Bytes::new(),
-        schema_id: None,
-        rate_bytes_per_s: None,
-        last_pod: None,
+        Some(name) => OpenTerms { resume_at: Some(0), ..OpenTerms::named(table, encoding, credential, name) },
     }
 }
 

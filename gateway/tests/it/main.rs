@@ -13,5 +13,6 @@ mod framed;
 mod pods;
 mod post;
 mod slow;
+mod persistent;
 mod zerobus;
 mod quic;

@@ -79,6 +79,9 @@ impl Sealed {
             if !run.refused.is_empty() {
                 progress.refused(&run.refused);
             }
+            if let Some(boundary) = run.boundary() {
+                progress.whole(boundary);
+            }
             progress.durable(run.offsets.end);
         }
         self.table.offer(durable, Arc::new(self.batch));

@@ -14,6 +14,8 @@ use arrow::ipc::writer::{IpcWriteOptions, StreamWriter};
 use bytes::Bytes;
 use prost::Message;
 use sluice_shared::ids::{OffsetRange, SchemaId, SessionId, StreamId, TableId, TableName};
+use sluice_shared::proto;
+use sluice_shared::requests::{Boundary, RequestSpan};
 
 /// A record that does not fit its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +96,8 @@ pub struct Run {
     pub offsets: OffsetRange,
     /// Those of them without a row, by rising offset.
     pub refused: Vec<Refusal>,
+    /// Of a stream that counts them: the requests that these are of. The last one may end beyond.
+    pub requests: Option<Box<RequestSpan>>,
 }
 
 impl Refusal {
@@ -126,6 +130,11 @@ impl Run {
     /// How many rows of the batch are this run's.
     pub fn rows(&self) -> usize {
         usize::try_from(self.offsets.count()).expect("a run fits in memory") - self.refused.len()
+    }
+
+    /// The last place in it at which a request ends, or before it.
+    pub fn boundary(&self) -> Option<Boundary> {
+        self.requests.as_ref().map(|requests| requests.end())
     }
 }
 
@@ -185,6 +194,8 @@ struct RunHeader {
     count: u64,
     #[prost(message, repeated, tag = "5")]
     refused: Vec<RefusalHeader>,
+    #[prost(message, optional, tag = "6")]
+    requests: Option<proto::RequestSpan>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -207,7 +218,8 @@ impl Batch {
 
     /// Bytes that the rows hold in memory. Columns that share one buffer each count their own part of it.
     pub fn memory_bytes(&self) -> usize {
-        let runs = self.runs.len() * size_of::<Run>();
+        let requests = self.runs.iter().filter_map(|run| Some(run.requests.as_ref()?.memory_bytes()));
+        let runs = self.runs.len() * size_of::<Run>() + requests.sum::<usize>();
         let refused = self.runs.iter().flat_map(|run| &run.refused).map(Refusal::memory_bytes);
         self.chunks.iter().map(chunk_bytes).chain(refused).sum::<usize>() + runs
     }
@@ -226,9 +238,11 @@ impl Batch {
             left -= cut - run.offsets.start;
             let mut refused = run.refused;
             run.refused = refused.split_off(refused.partition_point(|refusal| refusal.offset < cut));
+            let mut requests = run.requests.take();
+            run.requests = requests.as_mut().map(|requests| Box::new(requests.split_off(cut)));
             let offsets = OffsetRange { start: run.offsets.start, end: cut };
             if !offsets.is_empty() {
-                first.push(Run { stream: run.stream.clone(), offsets, refused, ..run });
+                first.push(Run { stream: run.stream.clone(), offsets, refused, requests, ..run });
             }
             run.offsets.start = cut;
             rest.extend((!run.offsets.is_empty()).then_some(run));
@@ -311,6 +325,7 @@ impl Batch {
             first_offset: run.offsets.start,
             count: run.offsets.count(),
             refused: run.refused.iter().map(refusal_header).collect(),
+            requests: run.requests.as_ref().map(|requests| proto::RequestSpan::from((**requests).clone())),
         });
         Header {
             table: self.table.as_str().to_owned(),
@@ -347,7 +362,13 @@ impl TryFrom<RunHeader> for Run {
             return Err(invalid("refused offsets outside of the run, or not rising"));
         }
         let stream = header.stream.parse().map_err(|error| invalid(&format!("{error}")))?;
-        Ok(Self { stream, session: SessionId(header.session), offsets, refused })
+        let requests = header.requests.map(RequestSpan::try_from).transpose();
+        let requests = requests.map_err(|error| invalid(&error.message))?;
+        if requests.as_ref().is_some_and(|requests| requests.end().offset > offsets.end) {
+            return Err(invalid("requests that end beyond it"));
+        }
+        let session = SessionId(header.session);
+        Ok(Self { stream, session, offsets, refused, requests: requests.map(Box::new) })
     }
 }
 
@@ -390,12 +411,21 @@ mod tests {
         let refused = vec![Refusal { offset: 10, reason }];
         let offsets = OffsetRange::from_count(10, rows as u64 + 1).expect("fits");
         let stream = StreamId::ephemeral();
+        let start = Boundary { offset: 9, requests: 4 };
+        let counts = [2, rows as u32].into_iter().filter(|count| *count > 0).collect();
+        let requests = RequestSpan::new(start, counts).expect("fits");
         Batch {
             table: "t".parse().expect("valid"),
             table_id: TableId("some-id".into()),
             schema_id: SchemaId(3),
             ingested_at_us: 1_700_000_000_000_000,
-            runs: vec![Run { stream, session: SessionId(1), offsets, refused }],
+            runs: vec![Run {
+                stream,
+                session: SessionId(1),
+                offsets,
+                refused,
+                requests: Some(Box::new(requests)),
+            }],
             chunks: chunk_rows.iter().map(chunk).collect(),
             schema,
         }
@@ -411,7 +441,7 @@ mod tests {
         let more = whole.runs[0].clone();
         let refused = more.refused.iter().map(|refusal| Refusal { offset: 22, ..refusal.clone() }).collect();
         let offsets = OffsetRange { start: 20, end: 25 };
-        whole.runs.push(Run { stream: StreamId::ephemeral(), offsets, refused, ..more });
+        whole.runs.push(Run { stream: StreamId::ephemeral(), offsets, refused, requests: None, ..more });
         whole.chunks.extend(sample(&[4]).chunks);
         let (mut parts, mut singles) = (vec![whole.clone()], Vec::new());
         while let Some(part) = parts.pop() {
@@ -427,6 +457,9 @@ mod tests {
             .flat_map(|run| (run.offsets.start..run.offsets.end).map(|offset| (run.stream.clone(), offset)));
         let split = singles.iter().map(|one| (one.runs[0].stream.clone(), one.runs[0].offsets.start));
         assert!(split.eq(records));
+        let boundaries = singles.iter().filter_map(|one| one.runs[0].boundary()).collect::<Vec<_>>();
+        assert_eq!(boundaries.first(), Some(&Boundary { offset: 11, requests: 5 }));
+        assert_eq!(boundaries.last(), Some(&Boundary { offset: 18, requests: 6 }));
         let refused =
             |batch: &Batch| batch.runs.iter().flat_map(|run| run.refused.clone()).collect::<Vec<_>>();
         assert_eq!(singles.iter().flat_map(refused).collect::<Vec<_>>(), refused(&whole));

@@ -45,7 +45,7 @@ impl Entry {
 
 fn run_key(run: &Run) -> RunKey {
     let (start, end) = (run.offsets.start, run.offsets.end);
-    RunKey { stream: run.stream.clone(), session: run.session, start, end }
+    RunKey { stream: run.stream.clone(), session: run.session, start, end, boundary: run.boundary() }
 }
 
 /// A run at hand and its verdict.
