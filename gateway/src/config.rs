@@ -190,12 +190,17 @@ impl GatewayConfig {
             let value = self.token_ttl_s;
             return refuse(format!("gateway.token_ttl_s is {value}: it must be 1 to {TOKEN_TTL_S_MAX}"));
         }
-        for (at, ClientEntry { id, .. }) in self.clients.iter().enumerate() {
+        for (at, ClientEntry { id, secret_sha256, .. }) in self.clients.iter().enumerate() {
             // Characters that no encoding of a form or header changes, whatever a client makes of its id on the way.
             let is_good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
             if !(1..=CLIENT_ID_CHARS_MAX).contains(&id.len()) || !id.chars().all(is_good) {
                 let rule = format!("use 1 to {CLIENT_ID_CHARS_MAX} of the characters A-Z a-z 0-9 . _ -");
                 return refuse(format!("gateway.clients: {id:?} cannot be an id: {rule}"));
+            }
+            if !secret_sha256.is_valid() {
+                let rule =
+                    "it has to be 64 hex digits, the SHA-256 of a secret, as `sluice secret` prints it";
+                return refuse(format!("gateway.clients, client {id}: secret_sha256: {rule}"));
             }
             if self.clients[..at].iter().any(|other| other.id == *id) {
                 return refuse(format!("gateway.clients names client {id} twice"));

@@ -19,7 +19,9 @@ use sluice_shared::proto::zerobus::ephemeral_stream_response::Payload as Answer;
 use sluice_shared::proto::zerobus::ingest_record_request::Record;
 use sluice_shared::proto::zerobus::zerobus_client::ZerobusClient;
 use sluice_shared::proto::zerobus::{
-    CreateIngestStreamRequest, EphemeralStreamRequest, IngestRecordRequest, RecordType,
+    CreateIngestStreamRequest, EphemeralStreamRequest, IngestRecordRequest, PersistentStreamRequest,
+    RecordType, ResumeIngestStreamRequest, RetireStreamRequest, persistent_stream_request,
+    resume_ingest_stream_request, retire_stream_request,
 };
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -403,6 +405,39 @@ async fn zerobus_calls_need_a_token_for_their_table() {
         }
     }
     assert_eq!(guarded.opens(), 2);
+}
+
+#[tokio::test]
+async fn a_persistent_stream_is_gone_on_with_and_retired_by_whom_may_write_to_its_table() {
+    let guarded = Guarded::start().await;
+    // The id names the table, whatever the headers do not say.
+    let id = format!("{FLIGHTS}/{}", uuid::Uuid::now_v7().simple());
+    for (token, expected) in guarded.cases().await {
+        let url = format!("http://{}", guarded.gateway.address());
+        let mut client = ZerobusClient::connect(url).await.expect("connects");
+        let identifier = Some(resume_ingest_stream_request::Identifier::StreamId(id.clone()));
+        let resume = ResumeIngestStreamRequest {
+            identifier,
+            record_type: Some(RecordType::Json.into()),
+            descriptor_proto: None,
+        };
+        let first = PersistentStreamRequest {
+            payload: Some(persistent_stream_request::Payload::ResumeStream(resume)),
+        };
+        let mut request = Request::new(tokio_stream::iter([first]));
+        put_headers(request.metadata_mut(), token.as_deref(), false);
+        let answered = match soon("headers", client.persistent_stream(request)).await {
+            Ok(mut answers) => soon("an answer", answers.get_mut().message()).await.err(),
+            Err(status) => Some(status),
+        };
+        check_status("resume", answered.as_ref(), expected);
+        let identifier = Some(retire_stream_request::Identifier::StreamId(id.clone()));
+        let mut request = Request::new(RetireStreamRequest { table_name: None, identifier });
+        put_headers(request.metadata_mut(), token.as_deref(), false);
+        let retired = soon("an answer", client.retire_stream(request)).await.err();
+        check_status("retire", retired.as_ref(), expected);
+    }
+    assert_eq!((guarded.opens(), guarded.pod.see(|memory| memory.retired.len())), (1, 1));
 }
 
 #[tokio::test]

@@ -199,8 +199,17 @@ fn who_may_write_is_said_before_others_can_reach_it() {
     assert_eq!(status, 2, "{said}");
     assert!(said.contains("gateway.clients") && said.contains("gateway.auth"), "{said}");
     assert!(!data.exists(), "nothing is made for a gateway that does not start");
-    let (status, said) =
+    // The secret itself, where its hash belongs.
+    let file = dir.path().join("sluice.toml");
+    fs::write(&file, "[[gateway.clients]]\nid = \"a\"\nsecret_sha256 = \"canary_secret\"\n")
+        .expect("written");
+    let file = file.to_str().expect("text");
+    let in_file = run(&mut sluice(&["--config", file, "up", "--listen", "127.0.0.1:0", "--data", "nowhere"]));
+    let in_variable =
         up(&[("SLUICE_GATEWAY__CLIENTS", "[{ id = \"a\", secret_sha256 = \"canary_secret\" }]")]);
-    assert_eq!(status, 2, "{said}");
-    assert!(said.contains("64 hex digits") && said.contains("sluice secret"), "{said}");
+    for (status, said) in [in_file, in_variable] {
+        assert_eq!(status, 2, "{said}");
+        assert!(said.contains("64 hex digits") && said.contains("sluice secret"), "{said}");
+        assert!(!said.contains("canary"), "{said}");
+    }
 }
