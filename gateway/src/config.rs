@@ -236,7 +236,7 @@ impl GatewayConfig {
     /// The first address that is not this machine's own.
     pub(crate) fn beyond_loopback(&self) -> Option<&str> {
         let quic = self.tls_files().and_then(|_| self.quic_address());
-        [Some(self.listen.as_str()), quic].into_iter().flatten().find(|listen| !is_loopback(listen))
+        [Some(self.listen.as_str()), quic].into_iter().flatten().find(|listen| is_beyond_loopback(listen))
     }
 
     /// Where to listen for QUIC; None for nowhere.
@@ -301,10 +301,11 @@ impl GatewayConfig {
     }
 }
 
-/// A name other than `localhost` may lead anywhere.
-fn is_loopback(listen: &str) -> bool {
-    let host = listen.rsplit_once(':').map_or(listen, |(host, _)| host).trim_matches(['[', ']']);
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+/// A name other than `localhost` may lead anywhere. What is no `HOST:PORT` leads nowhere: it is refused when it is bound.
+fn is_beyond_loopback(listen: &str) -> bool {
+    let Some((host, _)) = listen.rsplit_once(':') else { return false };
+    let host = host.trim_matches(['[', ']']);
+    host != "localhost" && !host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 fn is_off(listen: &str) -> bool {
@@ -358,7 +359,7 @@ mod tests {
             assert_eq!(mode(None, &["a"], listen), tokens, "{listen}");
             assert_eq!(mode(open, &["a"], listen), open, "{listen}");
         }
-        for listen in ["0.0.0.0:7070", "[::]:7070", "10.0.0.1:1", "gateway:7070", "", "nonsense"] {
+        for listen in ["0.0.0.0:7070", "[::]:7070", "10.0.0.1:1", "gateway:7070", ":7070"] {
             assert_eq!(mode(None, &[], listen), None, "{listen}");
             assert_eq!(mode(None, &["a"], listen), tokens, "{listen}");
             assert_eq!(mode(open, &[], listen), open, "{listen}");

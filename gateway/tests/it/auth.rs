@@ -575,7 +575,7 @@ async fn a_token_can_be_asked_for_one_table() {
     assert_eq!(status, 200, "{body}");
     let token = body["access_token"].as_str().expect("a token");
     assert!(zerobus(&guarded, Some(token), true).await.is_none());
-    assert_eq!(guarded.pod.see(|memory| memory.opens[0].may_not_create), false, "it goes with `write`");
+    assert!(!guarded.pod.see(|memory| memory.opens[0].may_not_create), "it goes with `write`");
     for (client, table, privileges, lacks) in [
         ("guest", FLIGHTS, ["SELECT", "MODIFY"], "`describe` (SELECT) on main.default.flights"),
         ("plant", "main.default.nowhere", ["MODIFY", "SELECT"], "`write` (MODIFY) on main.default.nowhere"),
@@ -598,7 +598,7 @@ async fn an_open_gateway_takes_any_token_and_gives_one_to_anybody() {
     for token in [None, Some(token.as_str()), Some("nonsense")] {
         assert!(zerobus(&guarded, token, true).await.is_none());
     }
-    assert_eq!(guarded.pod.see(|memory| memory.opens[0].may_not_create), false);
+    assert!(!guarded.pod.see(|memory| memory.opens[0].may_not_create));
 }
 
 #[tokio::test]

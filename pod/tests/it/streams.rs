@@ -274,7 +274,7 @@ async fn of_two_producers_that_begin_a_named_stream_before_its_table_one_comes_t
 }
 
 /// `message Reading { optional int64 n = 1; repeated string tags = 2; }`, or with a string for `n`.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_table_is_made_by_whom_may_alone() {
     let data = tempfile::tempdir().expect("a directory");
     let (pod, client) = start(data.path()).await;
