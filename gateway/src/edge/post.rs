@@ -270,6 +270,8 @@ struct Told {
     /// The first ones.
     rejected: Vec<Rejected>,
     rejected_total: u64,
+    /// Of those, how many are kept beside their table.
+    quarantined: u64,
     durable: Option<u64>,
     committed: Option<u64>,
     version: Option<TableVersion>,
@@ -302,6 +304,9 @@ impl Told {
     /// # Errors
     /// The first record that was refused.
     fn check_all_in(&self) -> Result<(), Error> {
+        if self.quarantined == self.rejected_total {
+            return Ok(());
+        }
         let Some(first) = self.rejected.first() else { return Ok(()) };
         let column = first.column.as_ref().map(|column| format!(", column {column}")).unwrap_or_default();
         let (refused, records) = (self.rejected_total, self.records);
@@ -387,6 +392,7 @@ impl Edge for PostEdge {
             }
             GatewayFrame::Rejected(rejected) => {
                 self.told.rejected_total += 1;
+                self.told.quarantined += u64::from(rejected.quarantined);
                 if self.told.rejected.len() < REJECTED_NAMED_MAX {
                     self.told.rejected.push(rejected.clone());
                 }
