@@ -55,6 +55,10 @@ pub struct GatewayConfig {
     pub window_bytes: ByteSize,
     /// Largest message, frame and record.
     pub frame_bytes_max: ByteSize,
+    /// Where Parquet bodies are kept while they are read; the system's directory for such files unless given.
+    pub scratch_dir: Option<PathBuf>,
+    /// Largest Parquet body.
+    pub parquet_bytes_max: ByteSize,
     /// The pods. The all-in-one program fills them in itself.
     pub pods: Vec<PodEntry>,
     /// Producer connections at one time.
@@ -118,6 +122,8 @@ impl Default for GatewayConfig {
             token_ttl_s: 3600,
             window_bytes: ByteSize::mib(8),
             frame_bytes_max: ByteSize::mib(10),
+            scratch_dir: None,
+            parquet_bytes_max: ByteSize::mib(8 << 10),
             pods: Vec::new(),
             connections_max: 16_000,
             handshake_timeout_ms: 10_000,
@@ -243,6 +249,11 @@ impl GatewayConfig {
     pub fn quic_address(&self) -> Option<&str> {
         let listen = self.quic_listen.as_deref().unwrap_or(&self.listen);
         (!is_off(listen)).then_some(listen)
+    }
+
+    /// Where bodies are kept that cannot be read as they come.
+    pub(crate) fn scratch_dir(&self) -> PathBuf {
+        self.scratch_dir.clone().unwrap_or_else(std::env::temp_dir)
     }
 
     /// The files of certificate and key.

@@ -450,9 +450,9 @@ impl<'a, E: Edge> Session<'a, E> {
     }
 
     fn rejected(&mut self, rejection: proto::Rejection) {
-        let proto::Rejection { offset, code, column, message } = rejection;
+        let proto::Rejection { offset, code, column, message, quarantined } = rejection;
         let column = (!column.is_empty()).then_some(column);
-        if self.outbox.refuse(Rejected { offset, code, column, message }) {
+        if self.outbox.refuse(Rejected { offset, code, column, message, quarantined }) {
             self.app.metrics.rejected_records.inc();
         }
     }

@@ -14,10 +14,10 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use arrow::array::RecordBatch;
+use ::arrow::array::RecordBatch;
 use bytes::Bytes;
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, count_lines, count_messages};
+use sluice_shared::frame::{Encoding, count_lines, count_messages, lines, messages};
 use sluice_shared::ids::{OffsetRange, SchemaId, StreamId, TableId};
 use sluice_shared::lifecycle::now_us;
 use sluice_shared::requests::RequestSpan;
@@ -25,8 +25,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::Permit;
-use crate::decode::Decoded;
 use crate::decode::json::JsonDecoder;
+use crate::decode::{Decoded, arrow};
 use crate::stream::progress::StreamProgress;
 use crate::stream::{FrameParts, Stream};
 use crate::table::Table;
@@ -316,13 +316,18 @@ impl OpenBatch {
             let new = refused.split_off(refused.partition_point(|refusal| refusal.offset < start));
             self.cut(chunks_before, (start - offsets.start) as usize - refused.len());
             let mut old = std::mem::replace(&mut refused, new);
-            if stream.whole_requests {
+            if stream.whole_requests && !self.table.quarantines() {
                 old.clear(); // they were taken, whatever their table has become since
             }
             stream.progress.judged(start, old);
         }
+        let quarantines = !refused.is_empty() && self.table.quarantines();
+        if quarantines {
+            keep_raw(&stream, &payload, offsets.start, &mut refused);
+        }
         let mut fault = None;
         if stream.whole_requests
+            && !quarantines
             && let Some(bad) = refused.first()
         {
             fault = Some(refusal_error(bad));
@@ -361,7 +366,7 @@ impl OpenBatch {
     ) -> Result<Read, Error> {
         let mut refused = Vec::new();
         let mut refuse = |index: usize, reason: Reason| {
-            refused.push(Refusal { offset: offsets.start + index as u64, reason });
+            refused.push(Refusal { offset: offsets.start + index as u64, reason, raw: None });
         };
         match stream.encoding {
             Encoding::Json => {
@@ -474,6 +479,29 @@ impl OpenBatch {
             schema: self.table.schema().clone(),
         };
         Sealed { batch, table: self.table, progresses, permits: self.permits }
+    }
+}
+
+/// Gives refused records, by rising offset, what was sent.
+fn keep_raw(stream: &Stream, payload: &Bytes, first: u64, refused: &mut [Refusal]) {
+    let mut wanted = refused.iter_mut().peekable();
+    let mut keep = |index: usize, record: &[u8]| {
+        // A copy: else one bad record would hold the whole frame.
+        if let Some(refusal) = wanted.next_if(|refusal| refusal.offset == first + index as u64) {
+            refusal.raw = Some(Bytes::copy_from_slice(record));
+        }
+    };
+    match stream.encoding {
+        Encoding::Json => lines(payload).enumerate().for_each(|(index, record)| keep(index, record)),
+        Encoding::Protobuf | Encoding::Avro => {
+            messages(payload).enumerate().for_each(|(index, record)| keep(index, record));
+        }
+        Encoding::Arrow => {
+            let places: Vec<usize> = wanted.map(|refusal| (refusal.offset - first) as usize).collect();
+            for (refusal, record) in refused.iter_mut().zip(arrow::rows_as_json(payload, &places)) {
+                refusal.raw = Some(record);
+            }
+        }
     }
 }
 

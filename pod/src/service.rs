@@ -382,6 +382,7 @@ fn rejections(refusals: &[Refusal]) -> proto::Rejections {
         code: refusal.reason.code.to_owned(),
         column: refusal.reason.column.clone().unwrap_or_default(),
         message: refusal.reason.message.clone(),
+        quarantined: refusal.raw.is_some(),
     };
     proto::Rejections { rejections: refusals.iter().map(rejection).collect() }
 }

@@ -20,6 +20,7 @@ use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::ids::{PodId, SchemaId, StreamId, TableId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::table::TableSpec;
+use sluice_shared::table::properties::{ON_INVALID, QUARANTINE};
 
 use crate::stream::Reach;
 use crate::stream::progress::StreamProgress;
@@ -430,6 +431,12 @@ impl Table {
     /// Which schema that is.
     pub fn schema_id(&self) -> SchemaId {
         self.schema_id
+    }
+
+    /// Whether records that do not fit are kept beside it.
+    pub fn quarantines(&self) -> bool {
+        let properties = &self.open.home.view().version.shape.properties;
+        properties.get(ON_INVALID).is_some_and(|value| value == QUARANTINE)
     }
 
     /// Takes a durable batch. Never blocks; callable from any thread.

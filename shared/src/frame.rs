@@ -169,6 +169,9 @@ pub struct Rejected {
     pub column: Option<String>,
     /// What is wrong with it.
     pub message: String,
+    /// It is kept in `<table>__rejected`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub quarantined: bool,
 }
 
 /// The gateway is going away.

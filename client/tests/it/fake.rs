@@ -193,7 +193,8 @@ impl FakeConnection {
 
     pub(crate) async fn reject(&mut self, offset: u64) {
         let (code, message) = ("wrong_type".to_owned(), "expected int64".to_owned());
-        let rejected = Rejected { offset, code, column: Some("n".to_owned()), message };
+        let (column, quarantined) = (Some("n".to_owned()), false);
+        let rejected = Rejected { offset, code, column, message, quarantined };
         self.send(GatewayFrame::Rejected(rejected)).await;
     }
 

@@ -201,6 +201,7 @@ fn refused(frame: &proto::Frame, refuses: Option<&'static str>) -> Vec<proto::Re
             code: "not_json".to_owned(),
             column: String::new(),
             message: format!("no JSON: {line}"),
+            quarantined: false,
         })
         .collect()
 }

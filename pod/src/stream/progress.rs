@@ -63,9 +63,9 @@ impl Progress {
 
 impl StreamProgress {
     /// These will be durable next.
-    pub fn refused(&self, refusals: &[Refusal]) {
+    pub fn refused(&self, refusals: impl Iterator<Item = Refusal>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.refusals.extend_from_slice(refusals);
+        state.refusals.extend(refusals);
     }
 
     /// Resolves when at most `most` refusals are untold: a stream whose gateway does not listen takes no more frames, and

@@ -24,6 +24,8 @@ pub struct Refusal {
     pub offset: u64,
     /// Why.
     pub reason: Reason,
+    /// The record as it was sent, where its table keeps such ones.
+    pub raw: Option<Bytes>,
 }
 
 /// All codes in one place, so that none can be refused with and then not be read back from the log.
@@ -101,9 +103,14 @@ pub struct Run {
 }
 
 impl Refusal {
+    /// What is told of it: not the record.
+    pub fn told(&self) -> Self {
+        Self { raw: self.raw.as_ref().map(|_| Bytes::new()), ..self.clone() }
+    }
+
     /// Bytes that it holds in memory.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.reason.text_bytes()
+        size_of::<Self>() + self.reason.text_bytes() + self.raw.as_ref().map_or(0, Bytes::len)
     }
 }
 
@@ -208,6 +215,8 @@ struct RefusalHeader {
     column: Option<String>,
     #[prost(string, tag = "4")]
     message: String,
+    #[prost(bytes = "bytes", optional, tag = "5")]
+    raw: Option<Bytes>,
 }
 
 impl Batch {
@@ -378,6 +387,7 @@ fn refusal_header(refusal: &Refusal) -> RefusalHeader {
         code: refusal.reason.code.to_owned(),
         column: refusal.reason.column.clone(),
         message: refusal.reason.message.clone(),
+        raw: refusal.raw.clone(),
     }
 }
 
@@ -385,7 +395,7 @@ fn refusal(header: &RefusalHeader) -> Refusal {
     let code = ReasonCode::ALL.iter().find(|code| code.as_str() == header.code);
     let code = code.unwrap_or(&ReasonCode::Refused).as_str();
     let reason = Reason { code, column: header.column.clone(), message: header.message.clone() };
-    Refusal { offset: header.offset, reason }
+    Refusal { offset: header.offset, reason, raw: header.raw.clone() }
 }
 
 #[cfg(test)]
@@ -408,7 +418,7 @@ mod tests {
         };
         let rows: usize = chunk_rows.iter().sum();
         let reason = Reason { code: "wrong_type", column: Some("n".into()), message: "not a number".into() };
-        let refused = vec![Refusal { offset: 10, reason }];
+        let refused = vec![Refusal { offset: 10, reason, raw: Some(Bytes::from_static(b"raw")) }];
         let offsets = OffsetRange::from_count(10, rows as u64 + 1).expect("fits");
         let stream = StreamId::ephemeral();
         let start = Boundary { offset: 9, requests: 4 };
@@ -486,7 +496,7 @@ mod tests {
         run.offsets.end += ReasonCode::ALL.len() as u64 - 1;
         let refused = ReasonCode::ALL.iter().zip(run.offsets.start..).map(|(code, offset)| {
             let reason = Reason { code: code.as_str(), column: None, message: String::new() };
-            Refusal { offset, reason }
+            Refusal { offset, reason, raw: None }
         });
         run.refused = refused.collect();
         assert!(run.refused.iter().any(|refusal| refusal.reason.code == "duplicate_field"));

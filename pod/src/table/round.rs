@@ -114,6 +114,20 @@ impl Round {
                     run.aside.extend(unplaced.map(|offsets| (offsets, Cause::BadPartitionValue)));
                 }
             }
+            let from = run.verdict.commit_from(&run.key).unwrap_or(u64::MAX);
+            let is_settled =
+                |offset| offset >= from || run.aside.iter().any(|(aside, _)| aside.contains(offset));
+            let run_of = &batch.runs[run.run];
+            for refusal in run_of.refused.iter().filter(|refusal| is_settled(refusal.offset)) {
+                let offsets = OffsetRange { start: refusal.offset, end: refusal.offset + 1 };
+                let part = (run.entry, run.run, offsets);
+                if let Some(raw) = &refusal.raw
+                    && !done.contains(&part)
+                    && news.insert(part)
+                {
+                    rejects.quarantine(run_of, refusal, raw.clone());
+                }
+            }
             for (offsets, cause) in &run.aside {
                 let part = (run.entry, run.run, *offsets);
                 if !done.contains(&part) && news.insert(part) {

@@ -332,7 +332,7 @@ impl Call {
         self.send_payload(offsets.start, count, payload).await;
     }
 
-    async fn send_payload(&self, first_offset: u64, count: u32, payload: Vec<u8>) {
+    pub(crate) async fn send_payload(&self, first_offset: u64, count: u32, payload: Vec<u8>) {
         let frame = proto::Frame { first_offset, count, payload: payload.into(), requests: None };
         let frames = proto::Frames { frames: vec![frame] };
         self.requests.send(StreamRequest { kind: Some(Ask::Frames(frames)) }).await.expect("has room");

@@ -29,6 +29,7 @@ use sluice_shared::table::TableSpec;
 use tempfile::TempDir;
 
 mod forget;
+mod quarantine;
 
 /// How long a test waits for what must happen.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -255,7 +256,7 @@ async fn what_is_offered_can_be_read_and_is_told() {
     table.follow(&s, progress.clone());
     let mut second = run(&s, 1, 10, 15);
     let reason = Reason { code: "wrong_type", column: None, message: String::new() };
-    second.refused = vec![Refusal { offset: 12, reason }];
+    second.refused = vec![Refusal { offset: 12, reason, raw: None }];
     pod.offer(&table, batch(&table, vec![run(&s, 1, 0, 10)])).await;
     pod.offer(&table, batch(&table, vec![second])).await;
     while progress.take().committed_next < 15 {
@@ -701,7 +702,7 @@ async fn a_run_without_rows_advances_its_stream() {
     let table = pod.create(numbers(), &[]).await;
     let mut refused = run(&stream("s"), 1, 0, 2);
     let reason = Reason { code: "not_json", column: None, message: String::new() };
-    refused.refused = (0..2).map(|offset| Refusal { offset, reason: reason.clone() }).collect();
+    refused.refused = (0..2).map(|offset| Refusal { offset, reason: reason.clone(), raw: None }).collect();
     pod.offer(&table, batch(&table, vec![refused])).await;
     pod.drain().await;
     assert_eq!(table.watermark(&stream("s")).await.expect("read").next, 2);
@@ -787,7 +788,7 @@ async fn rows_that_no_partition_takes_are_set_aside_and_hold_up_nobody() {
     ];
     let mut with_refused = run(&stream("s"), 1, 0, 7);
     let reason = Reason { code: "not_json", column: None, message: String::new() };
-    with_refused.refused = vec![Refusal { offset: 5, reason }];
+    with_refused.refused = vec![Refusal { offset: 5, reason, raw: None }];
     let runs = vec![with_refused, run(&stream("r"), 1, 0, 1)];
     pod.offer(&table, batch_of(&table, runs, columns)).await;
     pod.drain().await;
