@@ -323,7 +323,14 @@ impl<'a, E: Edge> Session<'a, E> {
             return self.leave(Error::unavailable(AUTH_EXPIRED, message));
         }
         let error = Error { retryable: true, ..Error::unauthorized(AUTH_EXPIRED, message) };
+        self.end_unless_finished(error);
+    }
+
+    /// Ends with this error, unless the producer has asked for the stream's end before and that comes in time.
+    fn end_unless_finished(&mut self, error: Error) {
+        let has_finished = self.finish.is_some();
         self.end(Ended::Failed(error));
+        self.ending.iter_mut().for_each(|ending| ending.may_finish = has_finished);
     }
 
     /// Takes an input, and those that are there already.
@@ -399,13 +406,10 @@ impl<'a, E: Edge> Session<'a, E> {
 
     fn deadline_passed(&mut self) -> Result<(), Ended> {
         let Some(ending) = self.ending.take() else {
-            let Some((_, why)) = &self.leaving else {
-                self.expire();
-                return Ok(());
-            };
-            let (why, has_finished) = (why.clone(), self.finish.is_some());
-            self.end(Ended::Failed(why));
-            self.ending.iter_mut().for_each(|ending| ending.may_finish = has_finished);
+            match &self.leaving {
+                Some((_, why)) => self.end_unless_finished(why.clone()),
+                None => self.expire(),
+            }
             return Ok(());
         };
         let all_durable = self.all_durable();

@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use serde_json::{Value, json};
 use sluice_gateway::{ClientEntry, Gateway, GatewayConfig, SecretHash};
 use sluice_shared::error::{Error, ErrorKind};
-use sluice_shared::frame::GatewayFrame;
+use sluice_shared::frame::{FinishWhen, GatewayFrame};
 use sluice_shared::proto::flight::FlightData;
 use sluice_shared::proto::flight::flight_service_client::FlightServiceClient;
 use sluice_shared::proto::zerobus::ephemeral_stream_request::Payload as Ask;
@@ -474,6 +474,25 @@ async fn a_stream_outlives_its_token_for_the_grace_and_ends_after_its_acks() {
         ("auth_expired", ErrorKind::Unauthorized, true)
     );
     producer.expect_close(4401).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_is_finished_before_its_token_expires_ends_well() {
+    let guarded = Guarded::start().await;
+    guarded.pod.tell(|memory| memory.acks = false);
+    let token = signed(now_s() - 3600, now_s() - 58);
+    let mut producer = Producer::connect(&guarded.gateway, "flights/stream", Some("sluice.v1")).await;
+    producer.binary(&[b"\x01", json!({ "token": token }).to_string().as_bytes()].concat()).await;
+    assert!(matches!(producer.frame().await, GatewayFrame::Opened(_)));
+    producer.records(0, 1, "{}").await;
+    producer.finish(FinishWhen::Durable).await;
+    guarded.pod.until("the end", |memory| !memory.finishes.is_empty()).await;
+    // The token has two seconds left: nothing is told when they are over.
+    let told = tokio::time::timeout(Duration::from_secs(3), producer.socket.next()).await;
+    assert!(told.is_err(), "{told:?}");
+    guarded.pod.ack(1).await;
+    guarded.pod.answer(Ok(sluice_shared::proto::stream_response::Kind::Finished(Default::default()))).await;
+    producer.expect_close(1000).await;
 }
 
 #[tokio::test]
