@@ -5,6 +5,8 @@
 //!
 //! As the encoding guide of protobuf.dev has it. A varint has at most 64 bits in ten bytes; field numbers begin at 1.
 
+use crate::error::Error;
+
 /// Deepest nesting of groups that are skipped.
 const GROUP_DEPTH_MAX: usize = 64;
 /// Largest field number.
@@ -18,6 +20,12 @@ pub struct Malformed {
     pub at: usize,
     /// What is wrong there.
     pub why: String,
+}
+
+impl From<Malformed> for Error {
+    fn from(malformed: Malformed) -> Self {
+        Self::invalid("malformed_protobuf", malformed.to_string())
+    }
 }
 
 /// How a value lies on the wire.
