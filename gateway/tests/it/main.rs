@@ -13,4 +13,5 @@ mod pods;
 mod post;
 mod slow;
 mod zerobus;
+mod otlp;
 mod quic;

@@ -112,7 +112,7 @@ impl Streams {
     }
 
     async fn serve(&self, key: Key, exports: mpsc::Receiver<Export>) {
-        let mut edge = ExportEdge::new(exports);
+        let mut edge = ExportEdge::new(exports, IDLE);
         let ended = match open_terms(&key) {
             Ok(terms) => match self.make_table(&key).await {
                 Ok(()) => Box::pin(session::run(&mut edge, &self.app, terms)).await,
@@ -204,15 +204,17 @@ struct ExportEdge {
     waiting: VecDeque<Waiting>,
     /// Offset of the next export's first record.
     next_offset: u64,
+    /// How long it stays open without an export.
+    idle: Duration,
     idle_at: Instant,
     finished: bool,
 }
 
 impl ExportEdge {
-    fn new(exports: mpsc::Receiver<Export>) -> Self {
-        let idle_at = Instant::now() + IDLE;
+    fn new(exports: mpsc::Receiver<Export>, idle: Duration) -> Self {
+        let idle_at = Instant::now() + idle;
         let (frames, waiting) = (VecDeque::new(), VecDeque::new());
-        Self { exports, frames, waiting, next_offset: 0, idle_at, finished: false }
+        Self { exports, frames, waiting, next_offset: 0, idle, idle_at, finished: false }
     }
 
     fn take(&mut self, export: Export) {
@@ -228,7 +230,7 @@ impl ExportEdge {
             let Some(waiting) = self.waiting.pop_front() else { return };
             // An exporter that is gone needs no answer.
             let _ = waiting.answer.send(Ok(waiting.refused));
-            self.idle_at = Instant::now() + IDLE;
+            self.idle_at = Instant::now() + self.idle;
         }
     }
 
@@ -272,7 +274,7 @@ impl Edge for ExportEdge {
                 () = sleep_until(self.idle_at), if self.waiting.is_empty() => {
                     // Those that hold a place already may still use it.
                     self.exports.close();
-                    self.idle_at = Instant::now() + IDLE;
+                    self.idle_at = Instant::now() + self.idle;
                     continue;
                 }
             };
@@ -308,5 +310,41 @@ impl Edge for ExportEdge {
             // How the session ended is told by `serve`.
             GatewayFrame::Error(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_that_is_idle_ends_and_takes_what_came_at_the_last_moment() {
+        let (sender, exports) = mpsc::channel(4);
+        let idle = Duration::from_millis(2);
+        let mut edge = ExportEdge::new(exports, idle);
+        let export = |rows| {
+            let (answer, answered) = oneshot::channel();
+            let frames = [Frame { rows, payload: Bytes::from_static(b"x") }].into();
+            (Export { frames, answer }, answered)
+        };
+        let (first, first_answered) = export(2);
+        sender.try_send(first).expect("room");
+        assert!(matches!(edge.next(true).await, Input::Records(Records { count: 2, .. })));
+        // While an ack is waited for a stream is not idle.
+        timeout(idle * 10, edge.next(true)).await.expect_err("it waits");
+        assert!(!sender.is_closed());
+        edge.durable(2);
+        assert_eq!(first_answered.await.expect("answered").expect("durable").count, 0);
+        let place = sender.reserve().await.expect("open");
+        tokio::select! {
+            biased; // what the edge does closes the queue
+            _ = edge.next(true) => unreachable!("a place is held"),
+            () = sender.closed() => {}
+        }
+        place.send(export(1).0);
+        assert!(matches!(edge.next(true).await, Input::Records(Records { count: 1, .. })));
+        edge.durable(3);
+        assert!(matches!(edge.next(true).await, Input::Finish(FinishWhen::Durable)));
+        timeout(idle * 10, edge.next(true)).await.expect_err("once");
     }
 }
