@@ -131,7 +131,7 @@ pub(crate) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
     let otlp = Arc::new(Otlp {
         app: Arc::clone(app),
         streams: Arc::new(Streams::new(Arc::clone(app))),
-        room: Arc::new(Semaphore::new(UNANSWERED_BYTES_MAX)),
+        budget: Budget::new(UNANSWERED_BYTES_MAX),
     });
     Signal::ALL.into_iter().fold(Router::new(), |router, signal| {
         let (over_http, over_grpc) = (Arc::clone(&otlp), Arc::clone(&otlp));
@@ -145,7 +145,13 @@ pub(crate) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
 struct Otlp {
     app: Arc<App>,
     streams: Arc<Streams>,
-    room: Arc<Semaphore>,
+    budget: Budget,
+}
+
+/// Bytes that requests may have until they are answered.
+struct Budget {
+    bytes: usize,
+    free: Arc<Semaphore>,
 }
 
 /// Bytes, and their place in the budget.
@@ -157,15 +163,22 @@ struct Held {
 /// A share of the budget; given back when it is dropped.
 struct Room(Option<OwnedSemaphorePermit>);
 
-impl Otlp {
+impl Budget {
+    fn new(bytes: usize) -> Self {
+        Self { bytes, free: Arc::new(Semaphore::new(bytes)) }
+    }
+
+    /// Adds to what a request has. It never waits: those that wait would hold what others wait for.
+    ///
     /// # Errors
     /// `Busy`: the budget is used up.
-    fn take_room(&self, room: &mut Room, bytes: usize) -> Result<(), Error> {
+    fn take(&self, room: &mut Room, bytes: usize) -> Result<(), Error> {
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let more = Arc::clone(&self.room).try_acquire_many_owned(wanted).map_err(|_| {
+        let more = Arc::clone(&self.free).try_acquire_many_owned(wanted).map_err(|_| {
             let message = format!(
-                "OTLP requests that are not answered have {UNANSWERED_BYTES_MAX} bytes at this gateway, and they are \
-                 used: try again later, or another gateway"
+                "OTLP requests that are not answered have {} bytes at this gateway, and they are used: try again \
+                 later, or another gateway",
+                self.bytes
             );
             Error::busy("requests_waiting", message, BUSY_RETRY_AFTER)
         })?;
@@ -175,7 +188,9 @@ impl Otlp {
         }
         Ok(())
     }
+}
 
+impl Otlp {
     /// Reads a body to its end.
     ///
     /// # Errors
@@ -214,7 +229,7 @@ impl Otlp {
                 format!("a request of more than {max} (gateway.frame_bytes_max): send smaller ones");
             return Err(Error::invalid(TOO_LARGE, message));
         }
-        self.take_room(room, piece.len())?;
+        self.budget.take(room, piece.len())?;
         read.extend_from_slice(piece);
         Ok(())
     }
@@ -237,7 +252,7 @@ impl Otlp {
         let key = self.key(signal, headers)?;
         let mut flat = self.flatten(signal, form, &message)?;
         let mut room = Room(None);
-        self.take_room(&mut room, flat.bytes())?;
+        self.budget.take(&mut room, flat.bytes())?;
         drop(message);
         let frames = std::mem::take(&mut flat.frames);
         let refused =

@@ -12,8 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BinaryViewArray, FixedSizeListArray, ListArray, MapArray, StringArray,
-    StringViewArray, StructArray, UInt64Array, new_null_array,
+    Array, ArrayRef, AsArray, BinaryViewArray, FixedSizeListArray, ListArray, MapArray, StringViewArray,
+    StructArray, UInt64Array, new_null_array,
 };
 use arrow::buffer::NullBuffer;
 use arrow::compute::{CastOptions, cast_with_options, take};

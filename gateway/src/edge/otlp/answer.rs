@@ -60,7 +60,9 @@ pub(super) fn with_retry(mut error: Error) -> Error {
 /// The code and the text of an error's status.
 fn code_and_text(error: &Error) -> (Code, String) {
     let code = Status::from(error.clone()).code();
-    let column = error.column.as_ref().map(|column| format!("column {column}: ")).unwrap_or_default();
+    // Some messages name their column themselves.
+    let column = error.column.as_ref().filter(|_| !error.message.starts_with("column "));
+    let column = column.map(|column| format!("column {column}: ")).unwrap_or_default();
     (code, format!("{column}{} [{}]", error.message, error.code))
 }
 

@@ -34,6 +34,8 @@ const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the ack may take. Beyond what exporters wait nobody hears it.
 const ACK_TIMEOUT: Duration = Duration::from_secs(30);
 const BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Streams of a gateway. Whoever may write can name tables, and makes each a stream that stays for a while.
+const STREAMS_MAX: usize = 1000;
 /// Streams that one export tries: each may end just then.
 const TRIES: usize = 3;
 
@@ -79,7 +81,7 @@ impl Streams {
         let (answer, answered) = oneshot::channel();
         let export = Export { frames: frames.into(), answer };
         for _ in 0..TRIES {
-            let stream = self.stream(key);
+            let stream = self.stream(key)?;
             match timeout(QUEUE_TIMEOUT, stream.reserve()).await {
                 Ok(Ok(place)) => {
                     place.send(export);
@@ -93,10 +95,15 @@ impl Streams {
         Err(ended_without_answer(key))
     }
 
-    fn stream(self: &Arc<Self>, key: &Key) -> mpsc::Sender<Export> {
+    fn stream(self: &Arc<Self>, key: &Key) -> Result<mpsc::Sender<Export>, Error> {
         let mut open = self.open();
         if let Some(stream) = open.get(key).filter(|stream| !stream.is_closed()) {
-            return stream.clone();
+            return Ok(stream.clone());
+        }
+        if open.len() >= STREAMS_MAX {
+            let message =
+                format!("OTLP has {STREAMS_MAX} streams open at this gateway: try again, or another gateway");
+            return Err(Error::busy("too_many_streams", message, BUSY_RETRY_AFTER));
         }
         let (stream, exports) = mpsc::channel(EXPORTS_WAITING_MAX);
         open.insert(key.clone(), stream.clone());
@@ -104,7 +111,7 @@ impl Streams {
         let streams = Arc::clone(self);
         let key = key.clone();
         self.app.scope.spawn("otlp stream", async move { streams.serve(key, exports).await });
-        stream
+        Ok(stream)
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<Key, mpsc::Sender<Export>>> {

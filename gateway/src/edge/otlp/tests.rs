@@ -34,7 +34,7 @@ use sluice_shared::error::Error;
 use sluice_shared::table::types;
 
 use super::flat::{Flat, Refused, flatten, schema};
-use super::{Signal, json};
+use super::{Budget, Room, Signal, json};
 
 const FRAME_BYTES_MAX: usize = 10 << 20;
 const TIME: u64 = 1_700_000_000_123_456_789;
@@ -566,6 +566,18 @@ fn tables_have_the_columns_that_the_documentation_names() {
             .collect();
         assert_eq!(documented, columns(signal), "{title}");
     }
+}
+
+#[test]
+fn the_budget_is_taken_and_given_back_as_a_whole() {
+    let budget = Budget::new(100);
+    let (mut first, mut second) = (Room(None), Room(None));
+    budget.take(&mut first, 40).expect("room");
+    budget.take(&mut first, 40).expect("room");
+    let busy = budget.take(&mut second, 30).expect_err("used up");
+    assert!(busy.retryable && busy.retry_after_ms.is_some(), "{busy:?}");
+    drop(first);
+    budget.take(&mut second, 100).expect("room again");
 }
 
 fn check_no_bug(result: Result<Flat, Error>) {
