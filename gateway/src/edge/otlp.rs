@@ -303,7 +303,8 @@ fn partial(signal: Signal, flat: &Flat, by_pod: PodRefused) -> Partial {
     let here = flat.refused.first().map(|refused| (refused.place, refused.why.clone()));
     let there = by_pod.first.map(|(row, rejected)| {
         let column = rejected.column.map(|column| format!("column {column}: ")).unwrap_or_default();
-        (flat.place_of(row), format!("{column}{}", rejected.message))
+        let kept = if rejected.quarantined { " (it is kept beside the table)" } else { "" };
+        (flat.place_of(row), format!("{column}{}{kept}", rejected.message))
     });
     let rejected = flat.refused.len() as u64 + by_pod.count;
     let first = here.into_iter().chain(there).min_by_key(|(place, _)| *place);

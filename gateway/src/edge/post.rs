@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Rejected, UnknownFields};
-use sluice_shared::ids::{SessionId, StreamId, StreamName, TableName, TableVersion};
+use sluice_shared::ids::{StreamId, StreamName, TableName, TableVersion};
 use sluice_shared::table::described_columns;
 use uuid::Uuid;
 
@@ -197,22 +197,12 @@ fn open_terms(
     encoding: Encoding,
     unknown: UnknownFields,
 ) -> OpenTerms {
-    let is_ephemeral = name.is_none();
-    OpenTerms {
-        table,
-        stream: is_ephemeral.then(StreamId::ephemeral),
-        session: is_ephemeral.then_some(SessionId(1)),
+    let terms = match name {
+        None => OpenTerms::ephemeral(table, encoding),
         // A key's records are sent from the first on, whatever of them is there: the pod judges them again.
-        resume_at: name.as_ref().map(|_| 0),
-        stream_end: 0,
-        name,
-        encoding,
-        unknown,
-        schema: bytes::Bytes::new(),
-        schema_id: None,
-        rate_bytes_per_s: None,
-        last_pod: None,
-    }
+        Some(name) => OpenTerms { resume_at: Some(0), ..OpenTerms::named(table, encoding, name) },
+    };
+    OpenTerms { unknown, ..terms }
 }
 
 /// The stream that an idempotency key names: a key may hold what no stream name may.
@@ -280,6 +270,8 @@ struct Told {
     /// The first ones.
     rejected: Vec<Rejected>,
     rejected_total: u64,
+    /// Of those, how many are kept beside their table.
+    quarantined: u64,
     durable: Option<u64>,
     committed: Option<u64>,
     version: Option<TableVersion>,
@@ -312,6 +304,9 @@ impl Told {
     /// # Errors
     /// The first record that was refused.
     fn check_all_in(&self) -> Result<(), Error> {
+        if self.quarantined == self.rejected_total {
+            return Ok(());
+        }
         let Some(first) = self.rejected.first() else { return Ok(()) };
         let column = first.column.as_ref().map(|column| format!(", column {column}")).unwrap_or_default();
         let (refused, records) = (self.rejected_total, self.records);
@@ -397,6 +392,7 @@ impl Edge for PostEdge {
             }
             GatewayFrame::Rejected(rejected) => {
                 self.told.rejected_total += 1;
+                self.told.quarantined += u64::from(rejected.quarantined);
                 if self.told.rejected.len() < REJECTED_NAMED_MAX {
                     self.told.rejected.push(rejected.clone());
                 }

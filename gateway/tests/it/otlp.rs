@@ -73,7 +73,13 @@ fn gzip(text: &[u8]) -> Vec<u8> {
 
 fn rejection(offset: u64) -> proto::Rejection {
     let (code, column) = ("out_of_range".to_owned(), "flags".to_owned());
-    proto::Rejection { offset, code, column, message: "5 is out of the range of int8".to_owned() }
+    proto::Rejection {
+        offset,
+        code,
+        column,
+        message: "5 is out of the range of int8".to_owned(),
+        quarantined: true,
+    }
 }
 
 #[tokio::test]
@@ -220,7 +226,12 @@ async fn refused_records_are_partial_success_and_the_first_is_named() {
     let (status, body) = split(&answer);
     assert_eq!(status, 200);
     assert!(body.contains("\"rejectedLogRecords\":\"3\""), "{body}");
-    assert!(body.contains("log record 2 of the request (from 0): column flags: 5 is out"), "{body}");
+    assert!(
+        body.contains(
+            "log record 2 of the request (from 0): column flags: 5 is out of the range of int8 (it is kept"
+        ),
+        "{body}"
+    );
     assert_eq!(metric(gateway.address(), "sluice_gateway_rejected_records_total").await, 6);
 }
 

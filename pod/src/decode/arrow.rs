@@ -13,9 +13,11 @@ use arrow::array::{ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions, new_
 use arrow::buffer::Buffer;
 use arrow::compute::filter;
 use arrow::datatypes::{Schema, SchemaRef};
+use arrow::error::ArrowError;
 use arrow::ipc::convert::try_fb_to_schema;
-use arrow::ipc::reader::FileDecoder;
+use arrow::ipc::reader::{FileDecoder, StreamDecoder};
 use arrow::ipc::{Block, MessageHeader, MetadataVersion};
+use arrow::json::LineDelimitedWriter;
 use bytes::Bytes;
 use sluice_shared::error::Error;
 use sluice_shared::frame::UnknownFields;
@@ -25,6 +27,31 @@ use super::conform::{Conversion, Misfit, conforms, null_bytes, settle};
 use super::fault::{Fault, advice_for_unknown};
 use super::ipc::{Budget, FramedMessage, check_message, invalid, message};
 use crate::table::batch::Reason;
+
+/// Rows of a frame that was decoded, at rising places, each as a JSON object. What has no form in JSON is empty.
+pub fn rows_as_json(payload: &Bytes, places: &[usize]) -> Vec<Bytes> {
+    let rows = catch_unwind(|| picked_as_json(payload, places)).ok().and_then(Result::ok);
+    let mut rows = rows.unwrap_or_default();
+    rows.resize(places.len(), Bytes::new());
+    rows
+}
+
+fn picked_as_json(payload: &Bytes, places: &[usize]) -> Result<Vec<Bytes>, ArrowError> {
+    let (mut buffer, mut decoder) = (Buffer::from(payload.clone()), StreamDecoder::new());
+    let (mut first, mut places, mut rows) = (0, places.iter().copied().peekable(), Vec::new());
+    while let Some(batch) = decoder.decode(&mut buffer)? {
+        while let Some(place) = places.next_if(|place| *place < first + batch.num_rows()) {
+            let mut text = Vec::new();
+            let mut writer = LineDelimitedWriter::new(&mut text);
+            writer.write(&batch.slice(place - first, 1))?;
+            writer.finish()?;
+            drop(writer);
+            rows.push(Bytes::from(text.trim_ascii_end().to_vec()));
+        }
+        first += batch.num_rows();
+    }
+    Ok(rows)
+}
 
 /// One stream's decoder: remembers the sender's schema, since frame after frame has the same.
 pub struct ArrowDecoder {

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sluice_shared::error::{Error, ErrorKind};
-use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Rejected, UnknownFields};
-use sluice_shared::ids::{SessionId, StreamId, TableName};
+use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Rejected};
+use sluice_shared::ids::TableName;
 use sluice_shared::table::TableSpec;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -178,20 +178,8 @@ fn queue_full(key: &Key) -> Error {
 
 /// What a stream of exports is opened with. The one place where it is said.
 fn open_terms(key: &Key) -> Result<OpenTerms, Error> {
-    Ok(OpenTerms {
-        table: key.table.clone(),
-        name: None,
-        stream: Some(StreamId::ephemeral()),
-        session: Some(SessionId(1)),
-        resume_at: None,
-        stream_end: 0,
-        encoding: Encoding::Arrow,
-        unknown: UnknownFields::Refuse,
-        schema: schema_message(key.signal)?,
-        schema_id: None,
-        rate_bytes_per_s: None,
-        last_pod: None,
-    })
+    let terms = OpenTerms::ephemeral(key.table.clone(), Encoding::Arrow);
+    Ok(OpenTerms { schema: schema_message(key.signal)?, ..terms })
 }
 
 /// An export whose records are not all durable.
