@@ -43,6 +43,10 @@ pub struct GatewayConfig {
     pub otlp_traces_table: Option<TableName>,
     /// Where its data points go.
     pub otlp_metrics_table: Option<TableName>,
+    /// Where Parquet bodies are kept while they are read; the system's directory for such files unless given.
+    pub scratch_dir: Option<PathBuf>,
+    /// Largest Parquet body.
+    pub parquet_bytes_max: ByteSize,
     /// The pods. The all-in-one program fills them in itself.
     pub pods: Vec<PodEntry>,
     /// Producer connections at one time.
@@ -82,6 +86,8 @@ impl Default for GatewayConfig {
             otlp_logs_table: None,
             otlp_traces_table: None,
             otlp_metrics_table: None,
+            scratch_dir: None,
+            parquet_bytes_max: ByteSize::mib(8 << 10),
             pods: Vec::new(),
             connections_max: 16_000,
             handshake_timeout_ms: 10_000,
@@ -151,6 +157,11 @@ impl GatewayConfig {
     pub fn quic_address(&self) -> Option<&str> {
         let listen = self.quic_listen.as_deref().unwrap_or(&self.listen);
         (!is_off(listen)).then_some(listen)
+    }
+
+    /// Where bodies are kept that cannot be read as they come.
+    pub(crate) fn scratch_dir(&self) -> PathBuf {
+        self.scratch_dir.clone().unwrap_or_else(std::env::temp_dir)
     }
 
     /// The files of certificate and key.

@@ -6,6 +6,7 @@
 
 pub(super) mod body;
 pub(super) mod coding;
+mod parquet;
 mod split;
 
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::session::{self, Edge, Ended, Input, going_away};
 use crate::upstream::OpenTerms;
 use body::{Body, Rest};
 use coding::Coding;
+use parquet::Parquet;
 use split::{Ready, Splitter};
 
 /// Refused records that an answer names; it counts all of them.
@@ -37,7 +39,7 @@ const REJECTED_NAMED_MAX: usize = 100;
 const KEY_BYTES_MAX: usize = 255;
 const KEY: &str = "idempotency-key";
 const TYPES: &str = "application/x-ndjson (or application/jsonl), application/json, text/csv, \
-                     application/vnd.apache.arrow.stream";
+                     application/vnd.apache.arrow.stream, application/vnd.apache.parquet";
 
 /// What may stand after the `?`.
 #[derive(Debug, Default, Deserialize)]
@@ -135,7 +137,13 @@ struct Post {
     terms: OpenTerms,
     wait: FinishWhen,
     coding: Coding,
-    splitter: Splitter,
+    unpacker: Unpacker,
+}
+
+/// What makes frames of a body.
+enum Unpacker {
+    Splitter(Splitter),
+    Parquet(Parquet),
 }
 
 impl Post {
@@ -152,30 +160,35 @@ impl Post {
         if app.scope.is_draining() {
             return Err(going_away().into());
         }
-        let ignore_unknown = query.unknown == UnknownFields::Ignore;
-        let splitter = match kind {
-            BodyKind::Lines => Splitter::lines(),
-            BodyKind::Values => Splitter::values(kinds == Kinds::Array),
-            BodyKind::Arrow => Splitter::arrow(),
+        let unpacker = match kind {
+            BodyKind::Parquet => {
+                let (directory, max) = (app.config.scratch_dir(), app.config.parquet_bytes_max.0);
+                Unpacker::Parquet(Parquet::new(&directory, max)?)
+            }
+            BodyKind::Lines => Unpacker::Splitter(Splitter::lines()),
+            BodyKind::Values => Unpacker::Splitter(Splitter::values(kinds == Kinds::Array)),
+            BodyKind::Arrow => Unpacker::Splitter(Splitter::arrow()),
             BodyKind::Csv => {
                 let columns = match app.upstream.describe_table(&table).await {
                     Ok(description) => described_columns(&description),
                     Err(error) if error.kind == ErrorKind::NotFound => None,
                     Err(error) => return Err(error.into()),
                 };
-                Splitter::csv(columns, ignore_unknown)
+                let ignore_unknown = query.unknown == UnknownFields::Ignore;
+                Unpacker::Splitter(Splitter::csv(columns, ignore_unknown))
             }
         };
-        let encoding = if kind == BodyKind::Arrow { Encoding::Arrow } else { Encoding::Json };
+        let is_arrow = matches!(kind, BodyKind::Arrow | BodyKind::Parquet);
+        let encoding = if is_arrow { Encoding::Arrow } else { Encoding::Json };
         let terms = open_terms(table, name, encoding, query.unknown);
-        Ok(Self { terms, wait: query.wait, coding, splitter })
+        Ok(Self { terms, wait: query.wait, coding, unpacker })
     }
 
     /// Carries the body to its end, or to that of its stream.
     async fn carry(self, body: axum::body::Body, app: &App) -> (Result<(), Error>, Told, Rest) {
         let mut edge = PostEdge {
             body: Body::new(body, self.coding, app.config.write_timeout()),
-            splitter: self.splitter,
+            unpacker: self.unpacker,
             ready: Ready::new(app.config.frame_bytes_max.as_usize()),
             wait: self.wait,
             at: At::Reading,
@@ -236,6 +249,7 @@ enum BodyKind {
     Values,
     Csv,
     Arrow,
+    Parquet,
 }
 
 fn body_kind(headers: &HeaderMap, kinds: Kinds) -> Result<BodyKind, Refusal> {
@@ -247,6 +261,7 @@ fn body_kind(headers: &HeaderMap, kinds: Kinds) -> Result<BodyKind, Refusal> {
         "" if kinds == Kinds::Array => Some(BodyKind::Values),
         "text/csv" => Some(BodyKind::Csv),
         "application/vnd.apache.arrow.stream" => Some(BodyKind::Arrow),
+        "application/vnd.apache.parquet" | "application/x-parquet" => Some(BodyKind::Parquet),
         _ => None,
     };
     let kind = kind.filter(|kind| kinds == Kinds::All || *kind == BodyKind::Values);
@@ -293,8 +308,10 @@ impl Told {
     /// The error, and what has become of the records before it.
     fn refuse(&self, error: Error) -> Response {
         let mut refusal = Refusal::from(error);
-        if refusal.error.code == "body_timeout" {
-            refusal.status = StatusCode::REQUEST_TIMEOUT;
+        match refusal.error.code.as_str() {
+            "body_timeout" => refusal.status = StatusCode::REQUEST_TIMEOUT,
+            "body_too_large" => refusal.status = StatusCode::PAYLOAD_TOO_LARGE,
+            _ => {}
         }
         let mut body = self.json();
         body["error"] = json!(refusal.error);
@@ -322,6 +339,8 @@ impl Told {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum At {
     Reading,
+    /// The body is there as a whole, and not all of its records are ready.
+    Unpacking,
     /// What is ready is still to be taken, then this.
     Failing(Error),
     Finishing,
@@ -330,7 +349,7 @@ enum At {
 
 struct PostEdge {
     body: Body,
-    splitter: Splitter,
+    unpacker: Unpacker,
     ready: Ready,
     wait: FinishWhen,
     at: At,
@@ -340,12 +359,26 @@ struct PostEdge {
 impl PostEdge {
     async fn read(&mut self) -> Result<(), Error> {
         match self.body.next().await? {
-            Some(piece) => self.splitter.push(piece, &mut self.ready),
+            Some(piece) => match &mut self.unpacker {
+                Unpacker::Splitter(splitter) => splitter.push(piece, &mut self.ready),
+                Unpacker::Parquet(parquet) => parquet.push(piece).await,
+            },
             None => {
-                self.at = At::Finishing;
-                self.splitter.finish(&mut self.ready)
+                self.at = At::Unpacking;
+                Ok(())
             }
         }
+    }
+
+    async fn unpack(&mut self) -> Result<(), Error> {
+        let goes_on = match &mut self.unpacker {
+            Unpacker::Splitter(splitter) => splitter.finish(&mut self.ready).map(|()| false),
+            Unpacker::Parquet(parquet) => parquet.unpack(&mut self.ready).await,
+        };
+        if !goes_on? {
+            self.at = At::Finishing;
+        }
+        Ok(())
     }
 }
 
@@ -364,6 +397,12 @@ impl Edge for PostEdge {
                 At::Reading => {
                     self.at = At::Reading;
                     if let Err(error) = self.read().await {
+                        self.at = At::Failing(error.at_offset(self.ready.records()));
+                    }
+                }
+                At::Unpacking => {
+                    self.at = At::Unpacking;
+                    if let Err(error) = self.unpack().await {
                         self.at = At::Failing(error.at_offset(self.ready.records()));
                     }
                 }

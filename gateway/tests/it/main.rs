@@ -12,6 +12,7 @@ mod framed;
 mod pods;
 mod post;
 mod slow;
+mod parquet;
 mod persistent;
 mod zerobus;
 mod otlp;
