@@ -15,4 +15,5 @@ mod slow;
 mod parquet;
 mod persistent;
 mod zerobus;
+mod otlp;
 mod quic;
