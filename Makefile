@@ -30,6 +30,7 @@ quickstart-test: $(FLIGHTS)
 # Clients that are not ours, unchanged, against the binary that was just built.
 conformance: $(CONFORMANCE)/.ready
 	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_clients.py target/debug/sluice
+	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice
 
 lint:
 	cargo fmt --all --check

@@ -141,7 +141,9 @@ print("closed", flush=True)
 """
 
 
-class Conformance(unittest.TestCase):
+class Case(unittest.TestCase):
+    """Starts what a case needs, and ends it."""
+
     def setUp(self):
         self.scratch = tempfile.TemporaryDirectory()
         self.addCleanup(self.scratch.cleanup)
@@ -152,6 +154,8 @@ class Conformance(unittest.TestCase):
         self.addCleanup(sluice.gateway.end, signal.SIGKILL)
         return sluice
 
+
+class Conformance(Case):
     def test_records_batches_flush_and_close(self):
         sluice = self.start()
         stream = open_stream(sluice.gateway.address)

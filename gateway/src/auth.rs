@@ -29,10 +29,10 @@ use token::TokenKey;
 pub use token::make_token_key;
 
 /// What a producer presents. Its text is in no log: it has no other form than its own.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Credential(Given);
 
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 enum Given {
     #[default]
     Nothing,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sluice_shared::config::ByteSize;
 pub(crate) use sluice_shared::config::ConfigError;
 use sluice_shared::error::Error;
-use sluice_shared::ids::PodId;
+use sluice_shared::ids::{PodId, TableName};
 use sluice_shared::link::PodAddress;
 use sluice_shared::proto::MESSAGE_BYTES_MAX;
 
@@ -55,6 +55,12 @@ pub struct GatewayConfig {
     pub window_bytes: ByteSize,
     /// Largest message, frame and record.
     pub frame_bytes_max: ByteSize,
+    /// Where OTLP's log records go that name no table.
+    pub otlp_logs_table: Option<TableName>,
+    /// Where its spans go.
+    pub otlp_traces_table: Option<TableName>,
+    /// Where its data points go.
+    pub otlp_metrics_table: Option<TableName>,
     /// Where Parquet bodies are kept while they are read; the system's directory for such files unless given.
     pub scratch_dir: Option<PathBuf>,
     /// Largest Parquet body.
@@ -122,6 +128,9 @@ impl Default for GatewayConfig {
             token_ttl_s: 3600,
             window_bytes: ByteSize::mib(8),
             frame_bytes_max: ByteSize::mib(10),
+            otlp_logs_table: None,
+            otlp_traces_table: None,
+            otlp_metrics_table: None,
             scratch_dir: None,
             parquet_bytes_max: ByteSize::mib(8 << 10),
             pods: Vec::new(),

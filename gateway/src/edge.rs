@@ -9,6 +9,7 @@ mod framed;
 pub(crate) mod http;
 mod json_text;
 mod oidc;
+pub(crate) mod otlp;
 mod post;
 pub(crate) mod quic;
 pub(crate) mod websocket;

@@ -1,7 +1,7 @@
 //! The words and rules that both sides of Sluice must agree on.
 //!
-//! *Owns*: ids and their arithmetic, the producers' wire format, requests, CSV as records, the gateway-to-pod service,
-//! table specs, the pool view, error kinds, configuration, lifecycle, telemetry.
+//! *Owns*: ids and their arithmetic, the producers' wire format, requests, CSV as records, protobuf's wire, the
+//! gateway-to-pod service, table specs, the pool view, error kinds, configuration, lifecycle, telemetry.
 //! *Does not own*: anything that only one crate needs.
 
 pub mod ids;
@@ -10,6 +10,7 @@ pub mod frame;
 pub mod requests;
 pub mod csv;
 pub mod prefixed;
+pub mod protobuf;
 pub mod proto;
 pub mod table;
 pub mod pool;

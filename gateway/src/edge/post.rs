@@ -4,8 +4,8 @@
 //! *Does not own*: what a stream means (`session`), paths (`http`), reading and cutting bodies (`body`, `split`).
 //! Keeps P7: of a body only what the session's window takes is in memory.
 
-mod body;
-mod coding;
+pub(super) mod body;
+pub(super) mod coding;
 mod parquet;
 mod split;
 
@@ -104,7 +104,7 @@ pub(crate) async fn insert(
 }
 
 /// An answer that comes before the body has ended must survive the rest of it. HTTP/2 has calls of its own.
-fn behind(answer: Response, rest: Rest, version: Version) -> Response {
+pub(super) fn behind(answer: Response, rest: Rest, version: Version) -> Response {
     if version >= Version::HTTP_2 { answer } else { rest.behind(answer) }
 }
 
@@ -232,7 +232,7 @@ fn key(headers: &HeaderMap) -> Result<Option<StreamName>, Refusal> {
     Ok(Some(name.parse().map_err(Error::from)?))
 }
 
-fn coding(headers: &HeaderMap) -> Result<Coding, Refusal> {
+pub(super) fn coding(headers: &HeaderMap) -> Result<Coding, Refusal> {
     let Some(named) = headers.get(CONTENT_ENCODING) else { return Ok(Coding::Identity) };
     let known = named.to_str().ok().and_then(Coding::named);
     let unknown = || {

@@ -16,4 +16,5 @@ mod slow;
 mod parquet;
 mod persistent;
 mod zerobus;
+mod otlp;
 mod quic;

@@ -310,7 +310,8 @@ fn unknown_column(column: &str, table: &Schema) -> Error {
 mod tests {
     use arrow::array::{
         Array, AsArray, DictionaryArray, FixedSizeBinaryArray, Int32Array, Int64Array, LargeStringArray,
-        ListArray, StringArray, StringViewArray, StructArray, TimestampNanosecondArray, UInt64Array,
+        ListArray, MapArray, StringArray, StringViewArray, StructArray, TimestampNanosecondArray,
+        UInt64Array,
     };
     use arrow::datatypes::{DataType, Field, Int8Type, Int64Type, UInt8Type};
     use arrow::ipc::CompressionType;
@@ -449,6 +450,28 @@ mod tests {
             Ok(("{a: 1, b: null} null {a: null, b: null}", &[])),
         );
         check(structs(), "struct<b: string>", true, Err("schema_mismatch"));
+    }
+
+    #[test]
+    fn maps_go_in_and_refuse_their_row() {
+        let map = |keys: ArrayRef, values: ArrayRef, lengths: &[usize], valid: &[bool]| {
+            let key = Field::new("key", keys.data_type().clone(), false);
+            let fields = vec![key, Field::new("value", values.data_type().clone(), true)];
+            let entries = StructArray::new(fields.clone().into(), vec![keys, values], None);
+            let entry = Field::new("entries", DataType::Struct(fields.into()), false);
+            let offsets = arrow::buffer::OffsetBuffer::from_lengths(lengths.iter().copied());
+            let map = MapArray::new(Arc::new(entry), offsets, entries, Some(nulls_of(valid)), false);
+            Arc::new(map) as ArrayRef
+        };
+        let keys = || Arc::new(StringArray::from(vec!["a", "b", "c"])) as ArrayRef;
+        let values = || Arc::new(Int64Array::from(vec![Some(1), None, Some(300)])) as ArrayRef;
+        let rows = || map(keys(), values(), &[1, 0, 0, 2], &[true, true, false, true]);
+        check(rows(), "map<string,int64>", true, Ok(("{a: 1} {} null {b: null, c: 300}", &[])));
+        check(rows(), "map<string,int8>", true, Ok(("{a: 1} {} null", &[(3, "out_of_range")])));
+        check(rows(), "map<string,int64 not null>", true, Ok(("{a: 1} {} null", &[(3, "missing_value")])));
+        let words: DictionaryArray<Int8Type> = vec!["a", "b", "a"].into_iter().collect();
+        let rows = map(Arc::new(words), values(), &[1, 1, 1], &[true; 3]);
+        check(rows, "map<string,int64>", true, Ok(("{a: 1} {b: null} {a: 300}", &[])));
     }
 
     fn nulls_of(valid: &[bool]) -> arrow::buffer::NullBuffer {
