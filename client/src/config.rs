@@ -11,6 +11,7 @@ use arrow::datatypes::SchemaRef;
 use sluice_shared::frame::{Encoding, Rejected, UnknownFields};
 use sluice_shared::ids::{StreamName, TableName};
 
+use crate::credential::Credential;
 use crate::error::Error;
 use crate::retry::RetryPolicy;
 use crate::stream::Stream;
@@ -25,7 +26,7 @@ const WINDOW_BYTES: u64 = 8 << 20;
 pub struct Client {
     gateways: Arc<[GatewayUrl]>,
     trust: Arc<Trust>,
-    token: Option<String>,
+    credential: Arc<Credential>,
 }
 
 impl Client {
@@ -36,7 +37,7 @@ impl Client {
     /// `Url` where one is none.
     pub async fn connect(urls: &str) -> Result<Self, Error> {
         let gateways = urls.split(',').map(|url| url.trim().parse()).collect::<Result<_, _>>()?;
-        Ok(Self { gateways, trust: Arc::default(), token: None })
+        Ok(Self { gateways, trust: Arc::default(), credential: Arc::new(Credential::None) })
     }
 
     /// Trusts the certificates of this PEM file, in place of the system's: an authority that signed those of the
@@ -52,8 +53,31 @@ impl Client {
     /// Presents this bearer token at each open.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
-        self.token = Some(token.into());
+        self.credential = Arc::new(Credential::Token(token.into()));
         self
+    }
+
+    /// Presents a token that is fetched from the gateway for this client's id and secret, and again before it expires
+    /// or when it is not taken. All clones of this client, and their streams, share it.
+    #[must_use]
+    pub fn credentials(mut self, id: impl Into<String>, secret: impl Into<String>) -> Self {
+        self.credential = Arc::new(Credential::client(id.into(), secret.into()));
+        self
+    }
+
+    /// The token that would be presented, for requests of one's own; None without a token and credentials.
+    ///
+    /// # Errors
+    /// What the gateway says of id and secret; no gateway reached.
+    pub async fn bearer_token(&self) -> Result<Option<String>, Error> {
+        let mut failure = None;
+        for gateway in &*self.gateways {
+            match self.credential.token(gateway).await {
+                Err(error) if error.retry_after().is_some() => failure = Some(error),
+                other => return other,
+            }
+        }
+        failure.map_or(Ok(None), Err)
     }
 
     /// Begins a stream into `table` (`catalog.schema.table`; missing parts come from `main.default`).
@@ -61,7 +85,7 @@ impl Client {
         StreamBuilder {
             gateways: Arc::clone(&self.gateways),
             trust: Arc::clone(&self.trust),
-            token: self.token.clone(),
+            credential: Arc::clone(&self.credential),
             table: table.into(),
             name: None,
             encoding: None,
@@ -83,7 +107,7 @@ pub(crate) type OnRejected = Box<dyn FnMut(Rejected) + Send>;
 pub struct StreamBuilder {
     gateways: Arc<[GatewayUrl]>,
     trust: Arc<Trust>,
-    token: Option<String>,
+    credential: Arc<Credential>,
     table: String,
     name: Option<String>,
     encoding: Option<Encoding>,
@@ -165,7 +189,7 @@ impl StreamBuilder {
         let settings = Settings {
             gateways: self.gateways,
             trust: self.trust,
-            token: self.token,
+            credential: self.credential,
             table,
             name,
             unknown: self.unknown,
@@ -185,7 +209,7 @@ impl StreamBuilder {
 pub(crate) struct Settings {
     pub(crate) gateways: Arc<[GatewayUrl]>,
     pub(crate) trust: Arc<Trust>,
-    pub(crate) token: Option<String>,
+    pub(crate) credential: Arc<Credential>,
     pub(crate) table: TableName,
     pub(crate) name: Option<StreamName>,
     pub(crate) unknown: UnknownFields,

@@ -27,6 +27,7 @@
 //! Keeps P6's half of the producer and P7: what is not acknowledged is bounded in bytes, and senders wait.
 
 mod config;
+mod credential;
 mod error;
 mod stream;
 mod outbox;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use sluice_shared::error::Error as GatewayError;
+use sluice_shared::error::{Error as GatewayError, ErrorKind};
 use sluice_shared::frame::{
     Ack, Encoding, Finish, FinishWhen, GatewayFrame, Move, Open, Opened, ProducerFrame, Rejected,
 };
@@ -191,9 +191,26 @@ impl StreamTask {
         over
     }
 
+    /// Connects; where a fetched token is not taken, once more with a new one.
     async fn connect(&mut self) -> Result<Connection, Error> {
         let settings = &self.begin.settings;
-        let url = &settings.gateways[self.hops % settings.gateways.len()];
+        let (credential, at) = (Arc::clone(&settings.credential), self.hops % settings.gateways.len());
+        let token = credential.token(&settings.gateways[at]).await?;
+        match self.open(at, token.clone()).await {
+            Err(Error::Gateway(error))
+                if error.kind == ErrorKind::Unauthorized && credential.renews(token.as_deref()).await =>
+            {
+                tracing::debug!(table = %self.begin.settings.table, %error, "a token was not taken");
+                let token = credential.token(&self.begin.settings.gateways[at]).await?;
+                self.open(at, token).await
+            }
+            other => other,
+        }
+    }
+
+    async fn open(&mut self, gateway: usize, token: Option<String>) -> Result<Connection, Error> {
+        let settings = &self.begin.settings;
+        let url = &settings.gateways[gateway];
         let mut connection = Connection::connect(url, settings.table.as_str(), &settings.trust).await?;
         let open = Open {
             table: Some(settings.table.clone()),
@@ -203,7 +220,7 @@ impl StreamTask {
             encoding: self.begin.encoding,
             unknown: settings.unknown,
             schema: self.begin.schema.clone(),
-            token: settings.token.clone(),
+            token,
             rate_bytes_per_s: settings.rate_bytes_per_s,
         };
         let opened = connection.open(open).await?;

@@ -47,7 +47,16 @@ impl GatewayUrl {
         format!("ws://{}/v1/tables/{table}/stream", self.authority)
     }
 
-    fn host(&self) -> &str {
+    /// Host and port.
+    pub(crate) fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    pub(crate) fn is_quic(&self) -> bool {
+        self.scheme == Scheme::Quic
+    }
+
+    pub(crate) fn host(&self) -> &str {
         self.split().0
     }
 
@@ -184,15 +193,15 @@ impl Connection {
     }
 }
 
-fn lost(url: &GatewayUrl, what: &str) -> Error {
+pub(crate) fn lost(url: &GatewayUrl, what: &str) -> Error {
     Error::Connection { url: url.to_string(), what: what.to_owned() }
 }
 
-fn broke_protocol(url: &GatewayUrl, what: &str) -> Error {
+pub(crate) fn broke_protocol(url: &GatewayUrl, what: &str) -> Error {
     Error::Protocol { url: url.to_string(), what: what.to_owned() }
 }
 
-fn timed_out(url: &GatewayUrl, doing: &str, after: Duration) -> Error {
+pub(crate) fn timed_out(url: &GatewayUrl, doing: &str, after: Duration) -> Error {
     lost(url, &format!("timed out after {} s while {doing}", after.as_secs()))
 }
 

@@ -15,6 +15,7 @@ import tempfile
 import textwrap
 import time
 import unittest
+import urllib.request
 
 # The client logs what the cases make go wrong on purpose.
 os.environ.setdefault("RUST_LOG", "off")
@@ -72,8 +73,8 @@ class Process:
 
 
 class Sluice:
-    def __init__(self, directory, auto_create=True):
-        self.directory, self.auto_create = directory, auto_create
+    def __init__(self, directory, auto_create=True, config=None):
+        self.directory, self.auto_create, self.config = directory, auto_create, config
         self.pod = self.start_pod("127.0.0.1:0")
         self.gateway = self.start_gateway("127.0.0.1:0")
 
@@ -83,7 +84,8 @@ class Sluice:
 
     def start_gateway(self, listen):
         pod = f"pod-1={self.pod.address}"
-        return Process("gateway", self.directory, "gateway", "--listen", listen, "--pod", pod)
+        config = ["--config", self.config] if self.config else []
+        return Process("gateway", self.directory, *config, "gateway", "--listen", listen, "--pod", pod)
 
     def end(self):
         statuses = [self.gateway.end(), self.pod.end()]
@@ -268,6 +270,139 @@ class Conformance(Case):
         sluice.end()
         # A new stream for the rest: at least once is what these clients ask for. Nothing had to come twice here.
         self.assertEqual(sorted(row["id"] for row in sluice.rows()), list(range(400)))
+
+
+class Tokens(unittest.TestCase):
+    """A gateway that asks for tokens, and the client's own way to get them."""
+
+    def setUp(self):
+        self.scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(self.scratch.cleanup)
+        made = subprocess.run([SLUICE, "secret"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+        self.secret, hashed = (line.split()[1] for line in made.stdout.splitlines())
+        key = os.path.join(self.scratch.name, "token.key")
+        with open(os.open(key, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+            file.write(os.urandom(32).hex())
+        config = os.path.join(self.scratch.name, "sluice.toml")
+        grants = [f'{{ tables = "{TABLE}", privileges = ["write", "create", "describe"] }}']
+        with open(config, "w") as file:
+            file.write(f"""[gateway]
+token_key = "{key}"
+[[gateway.clients]]
+id = "plant"
+secret_sha256 = "{hashed}"
+grants = [{", ".join(grants)}]
+""")
+        self.sluice = Sluice(self.scratch.name, config=config)
+        self.addCleanup(self.sluice.pod.end, signal.SIGKILL)
+        self.addCleanup(self.sluice.gateway.end, signal.SIGKILL)
+        self.url = f"http://{self.sluice.gateway.address}"
+        self.sdk = ZerobusSdk(self.url, self.url)
+
+    def errors(self):
+        """How often the gateway refused, by code."""
+        with urllib.request.urlopen(f"{self.url}/metrics") as answer:
+            text = answer.read().decode()
+        return dict(re.findall(r'sluice_gateway_errors_total\{code="(\w+)"\} (\d+)', text))
+
+    def put(self, spec):
+        token = self.token()
+        request = urllib.request.Request(f"{self.url}/v1/tables/{TABLE}", json.dumps(spec).encode(), method="PUT")
+        request.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(request) as answer:
+            self.assertEqual(answer.status, 201)
+
+    def token(self):
+        form = f"grant_type=client_credentials&client_id=plant&client_secret={self.secret}"
+        with urllib.request.urlopen(f"{self.url}/oidc/v1/token", form.encode()) as answer:
+            return json.load(answer)["access_token"]
+
+    def test_json_records_with_a_client_id_and_secret(self):
+        options = StreamConfigurationOptions(record_type=RecordType.JSON)
+        stream = self.sdk.create_stream("plant", self.secret, TableProperties(TABLE), options)
+        offset = [stream.ingest_record_offset(json.dumps({"id": n})) for n in range(100)][-1]
+        stream.wait_for_offset(offset)
+        stream.close()
+        self.sluice.end()
+        self.assertEqual([row["id"] for row in self.sluice.rows()], list(range(100)))
+
+    def test_arrow_batches_with_a_client_id_and_secret(self):
+        schema = pa.schema([("id", pa.int64())])
+        stream = self.sdk.create_arrow_stream(TABLE, schema, "plant", self.secret)
+        batch = pa.RecordBatch.from_arrays([pa.array(range(1000), pa.int64())], schema=schema)
+        stream.wait_for_offset(stream.ingest_batch(batch))
+        stream.close()
+        self.sluice.end()
+        self.assertEqual([row["id"] for row in self.sluice.rows()], list(range(1000)))
+
+    def test_a_wrong_secret_is_refused_for_good(self):
+        options = StreamConfigurationOptions(record_type=RecordType.JSON)
+        began = time.monotonic()
+        with self.assertRaises(NonRetriableException) as raised:
+            self.sdk.create_stream("plant", "sluice_secret_wrong", TableProperties(TABLE), options)
+        self.assertNotIn("sluice_secret_wrong", str(raised.exception))
+        self.assertLess(time.monotonic() - began, 5, "the client tried again")
+        self.assertIn("invalid_client", self.errors())
+        self.sluice.end()
+
+    def test_a_bad_token_is_asked_for_once_more_and_then_refused_for_good(self):
+        with self.assertRaises(NonRetriableException):
+            open_stream(self.sluice.gateway.address)
+        self.assertEqual(self.errors(), {"token_invalid": "2"})
+        self.sluice.end()
+
+    def test_a_table_without_a_grant_is_refused_by_the_name_of_the_privilege(self):
+        options = StreamConfigurationOptions(record_type=RecordType.JSON)
+        with self.assertRaises(NonRetriableException) as raised:
+            self.sdk.create_stream("plant", self.secret, TableProperties("main.default.others"), options)
+        self.assertIn("lacks the privilege", str(raised.exception))
+        self.assertIn("main.default.others", str(raised.exception))
+        self.sluice.end()
+
+    def test_a_schema_that_does_not_fit_is_refused_by_name(self):
+        self.put({"schema": {"fields": [{"name": "id", "type": "int64"}]}})
+        schema = pa.schema([("id", pa.large_utf8())])
+        with self.assertRaises(NonRetriableException) as raised:
+            self.sdk.create_arrow_stream(TABLE, schema, "plant", self.secret)
+        # The client's own words for an error whose details name the causes.
+        self.assertIn("schema does not match the target table", str(raised.exception))
+        self.assertIn("schema_mismatch", str(raised.exception))
+        self.sluice.end()
+
+    def test_a_proto_file_is_generated_from_the_table(self):
+        fields = [
+            {"name": "id", "type": "int64", "nullable": False},
+            {"name": "name", "type": "string"},
+            {"name": "tags", "type": "list<string>"},
+            {"name": "counts", "type": "map<string,int64>"},
+            {"name": "place", "type": "struct<lat: float64, lon: float64>"},
+            {"name": "at", "type": "timestamp"},
+        ]
+        self.put({"schema": {"fields": fields}})
+        output = os.path.join(self.scratch.name, "reading.proto")
+        tool = [sys.executable, "-m", "zerobus.tools.generate_proto", "--uc-endpoint", self.url, "--client-id", "plant"]
+        tool += ["--client-secret", self.secret, "--table", TABLE, "--output", output, "--proto-msg", "Reading"]
+        ran = subprocess.run(tool, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(ran.returncode, 0, ran.stdout)
+        with open(output) as file:
+            lines = [line.strip() for line in file]
+        for line in [
+            "message Reading {",
+            "required int64 id = 1;",
+            "optional string name = 2;",
+            "repeated string tags = 3;",
+            "map<string, int64> counts = 4;",
+            "message Place {",
+            "optional double lat = 1;",
+            "optional Place place = 5;",
+            "optional int64 at = 6;",
+        ]:
+            self.assertIn(line, lines)
+        tool[tool.index(TABLE)] = "main.default.others"
+        ran = subprocess.run(tool, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(ran.returncode, 1, ran.stdout)
+        self.assertIn("403", ran.stdout)
+        self.sluice.end()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::ServiceExt;
 
+use crate::auth::Auth;
 use crate::config::GatewayConfig;
 use crate::edge::{http, quic};
 use crate::metrics::Metrics;
@@ -60,6 +61,7 @@ pub struct Gateway {
 /// What all tasks of a gateway share.
 pub(crate) struct App {
     pub(crate) config: GatewayConfig,
+    pub(crate) auth: Auth,
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) metrics: Metrics,
     pub(crate) scope: TaskScope,
@@ -100,6 +102,7 @@ impl Gateway {
     /// `Invalid` for a configuration, certificate or pod address that cannot be; `Unavailable` where the listener cannot bind.
     pub async fn start(config: GatewayConfig, pods: Vec<(PodId, PodAddress)>) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
+        let auth = Auth::new(&config)?;
         let listener = TcpListener::bind(&config.listen).await;
         let bound = listener.and_then(|listener| Ok((listener.local_addr()?, listener)));
         let (address, listener) = bound.map_err(|error| {
@@ -109,7 +112,7 @@ impl Gateway {
         let upstream = Arc::new(Upstream::new(&config, pods)?);
         let scope = TaskScope::new(OnPanic::EndTask);
         let places = Arc::new(Semaphore::new(config.connections_max));
-        let app = Arc::new(App { config, upstream, metrics: Metrics::new(), scope, places });
+        let app = Arc::new(App { config, auth, upstream, metrics: Metrics::new(), scope, places });
         let quic_address = quic::start(address, &app).await?;
         app.scope.spawn("accept", accept(listener, Arc::clone(&app)));
         tracing::info!(%address, "gateway listens");

@@ -3,15 +3,19 @@
 //! *Owns*: its keys, their defaults, the relations between them.
 //! *Does not own*: where they come from (`sluice_shared::config::load`).
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use sluice_shared::config::{ByteSize, ConfigError};
+use sluice_shared::config::ByteSize;
+pub(crate) use sluice_shared::config::ConfigError;
 use sluice_shared::error::Error;
 use sluice_shared::ids::{PodId, TableName};
 use sluice_shared::link::PodAddress;
 use sluice_shared::proto::MESSAGE_BYTES_MAX;
+
+use crate::auth::{Grant, SecretHash};
 
 /// Largest `frame_bytes_max`: a frame must fit in one message to a pod, envelope included.
 const FRAME_BYTES_LIMIT: u64 = MESSAGE_BYTES_MAX as u64 - (1 << 20);
@@ -19,6 +23,11 @@ const FRAME_BYTES_LIMIT: u64 = MESSAGE_BYTES_MAX as u64 - (1 << 20);
 const BYTES_MIN: u64 = 1 << 10;
 /// 20 minutes.
 const UNAVAILABLE_TIMEOUT_MS_MAX: u64 = 1_200_000;
+
+/// Longest life of a token: 30 days.
+const TOKEN_TTL_S_MAX: u64 = 2_592_000;
+/// Longest id of a client, in characters.
+const CLIENT_ID_CHARS_MAX: usize = 200;
 
 /// Configuration of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +42,15 @@ pub struct GatewayConfig {
     pub tls_cert: Option<PathBuf>,
     /// Its private key, PEM.
     pub tls_key: Option<PathBuf>,
+    /// Whether producers have to present a token. Unset: where clients are configured; without any the gateway is open on
+    /// loopback, and does not start elsewhere.
+    pub auth: Option<AuthMode>,
+    /// Who gets tokens from this gateway.
+    pub clients: Vec<ClientEntry>,
+    /// The file of the key that signs tokens, the same for all gateways of a service: 32 bytes, hex or base64.
+    pub token_key: Option<PathBuf>,
+    /// How long a token holds.
+    pub token_ttl_s: u64,
     /// Bytes of one stream that are kept until they are durable. At the limit the producer is slowed.
     pub window_bytes: ByteSize,
     /// Largest message, frame and record.
@@ -64,6 +82,29 @@ pub struct GatewayConfig {
     pub close_timeout_ms: u64,
 }
 
+/// Who is let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AuthMode {
+    /// Whoever reaches the gateway may do everything.
+    Open,
+    /// Whoever has a token may do what it says.
+    Tokens,
+}
+
+/// A client: a program, or a fleet of them, that asks for tokens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClientEntry {
+    /// Its name.
+    pub id: String,
+    /// SHA-256 of its secret: `sluice secret` makes both.
+    pub secret_sha256: SecretHash,
+    /// What it may do.
+    #[serde(default)]
+    pub grants: Vec<Grant>,
+}
+
 /// A pod by name and place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -81,6 +122,10 @@ impl Default for GatewayConfig {
             quic_listen: None,
             tls_cert: None,
             tls_key: None,
+            auth: None,
+            clients: Vec::new(),
+            token_key: None,
+            token_ttl_s: 3600,
             window_bytes: ByteSize::mib(8),
             frame_bytes_max: ByteSize::mib(10),
             otlp_logs_table: None,
@@ -129,6 +174,7 @@ impl GatewayConfig {
             }
         }
         self.validate_quic()?;
+        self.validate_auth()?;
         // Pods forget an ended stream after half an hour: one that could still be resent must not be forgotten.
         if self.unavailable_timeout_ms > UNAVAILABLE_TIMEOUT_MS_MAX {
             let (value, most) = (self.unavailable_timeout_ms, UNAVAILABLE_TIMEOUT_MS_MAX);
@@ -151,6 +197,61 @@ impl GatewayConfig {
             _ => return Ok(()),
         };
         Err(ConfigError::Relation(text.to_owned()))
+    }
+
+    fn validate_auth(&self) -> Result<(), ConfigError> {
+        let refuse = |text: String| Err(ConfigError::Relation(text));
+        if !(1..=TOKEN_TTL_S_MAX).contains(&self.token_ttl_s) {
+            let value = self.token_ttl_s;
+            return refuse(format!("gateway.token_ttl_s is {value}: it must be 1 to {TOKEN_TTL_S_MAX}"));
+        }
+        for (at, ClientEntry { id, secret_sha256, .. }) in self.clients.iter().enumerate() {
+            // Characters that no encoding of a form or header changes, whatever a client makes of its id on the way.
+            let is_good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+            if !(1..=CLIENT_ID_CHARS_MAX).contains(&id.len()) || !id.chars().all(is_good) {
+                let rule = format!("use 1 to {CLIENT_ID_CHARS_MAX} of the characters A-Z a-z 0-9 . _ -");
+                return refuse(format!("gateway.clients: {id:?} cannot be an id: {rule}"));
+            }
+            if !secret_sha256.is_valid() {
+                let rule =
+                    "it has to be 64 hex digits, the SHA-256 of a secret, as `sluice secret` prints it";
+                return refuse(format!("gateway.clients, client {id}: secret_sha256: {rule}"));
+            }
+            if self.clients[..at].iter().any(|other| other.id == *id) {
+                return refuse(format!("gateway.clients names client {id} twice"));
+            }
+        }
+        if self.auth_mode()? == AuthMode::Tokens && self.token_key.is_none() {
+            return refuse(
+                "gateway.token_key is not set: tokens need a file with a key, the same for all gateways; `openssl rand \
+                 -hex 32` makes one (and `sluice up` its own)"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Who is let in.
+    ///
+    /// # Errors
+    /// `Relation` where the gateway can be reached from elsewhere and nothing says who is let in.
+    pub fn auth_mode(&self) -> Result<AuthMode, ConfigError> {
+        match (self.auth, self.beyond_loopback()) {
+            (Some(mode), _) => Ok(mode),
+            (None, _) if !self.clients.is_empty() => Ok(AuthMode::Tokens),
+            (None, None) => Ok(AuthMode::Open),
+            (None, Some(listen)) => Err(ConfigError::Relation(format!(
+                "the gateway would listen on {listen}, where others can reach it, and nothing says who may write: \
+                 configure gateway.clients (`sluice secret` makes a secret), or set gateway.auth to \"open\" to let \
+                 everybody in"
+            ))),
+        }
+    }
+
+    /// The first address that is not this machine's own.
+    pub(crate) fn beyond_loopback(&self) -> Option<&str> {
+        let quic = self.tls_files().and_then(|_| self.quic_address());
+        [Some(self.listen.as_str()), quic].into_iter().flatten().find(|listen| is_beyond_loopback(listen))
     }
 
     /// Where to listen for QUIC; None for nowhere.
@@ -220,6 +321,13 @@ impl GatewayConfig {
     }
 }
 
+/// A name other than `localhost` may lead anywhere. What is no `HOST:PORT` leads nowhere: it is refused when it is bound.
+fn is_beyond_loopback(listen: &str) -> bool {
+    let Some((host, _)) = listen.rsplit_once(':') else { return false };
+    let host = host.trim_matches(['[', ']']);
+    host != "localhost" && !host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 fn is_off(listen: &str) -> bool {
     matches!(listen, "" | "off")
 }
@@ -251,6 +359,45 @@ mod tests {
             let config = GatewayConfig { quic_listen, ..GatewayConfig::default() };
             assert_eq!(config.quic_address(), expected);
         }
+    }
+
+    fn client(id: &str) -> ClientEntry {
+        ClientEntry { id: id.to_owned(), secret_sha256: SecretHash::of("x"), grants: Vec::new() }
+    }
+
+    #[test]
+    fn who_is_let_in_is_said_or_goes_without_saying() {
+        let mode = |auth, clients: &[&str], listen: &str| {
+            let clients = clients.iter().map(|id| client(id)).collect();
+            GatewayConfig { auth, clients, listen: listen.to_owned(), ..GatewayConfig::default() }
+                .auth_mode()
+                .ok()
+        };
+        let (open, tokens) = (Some(AuthMode::Open), Some(AuthMode::Tokens));
+        for listen in ["127.0.0.1:7070", "127.8.0.1:0", "localhost:1", "[::1]:7070"] {
+            assert_eq!(mode(None, &[], listen), open, "{listen}");
+            assert_eq!(mode(None, &["a"], listen), tokens, "{listen}");
+            assert_eq!(mode(open, &["a"], listen), open, "{listen}");
+        }
+        for listen in ["0.0.0.0:7070", "[::]:7070", "10.0.0.1:1", "gateway:7070", ":7070"] {
+            assert_eq!(mode(None, &[], listen), None, "{listen}");
+            assert_eq!(mode(None, &["a"], listen), tokens, "{listen}");
+            assert_eq!(mode(open, &[], listen), open, "{listen}");
+            assert_eq!(mode(tokens, &[], listen), tokens, "{listen}");
+        }
+        let error = refusal(|config| {
+            (config.tls_cert, config.tls_key) = (Some("a".into()), Some("b".into()));
+            config.quic_listen = Some("0.0.0.0:1".to_owned());
+        });
+        assert!(error.contains("listen on 0.0.0.0:1") && error.contains("gateway.auth"), "{error}");
+    }
+
+    #[test]
+    fn clients_have_names_of_their_own_and_a_key() {
+        assert!(refusal(|config| config.clients = vec![client("a")]).contains("gateway.token_key"));
+        assert!(refusal(|config| config.clients = vec![client("a:b")]).contains("cannot be an id"));
+        assert!(refusal(|config| config.clients = vec![client("a"), client("a")]).contains("a twice"));
+        assert!(refusal(|config| config.token_ttl_s = 0).contains("gateway.token_ttl_s is 0"));
     }
 
     #[test]

@@ -4,9 +4,11 @@
 //! *Does not own*: what a stream means (`session`): an edge turns protocol bytes into frames of records, and
 //! frames for the producer into protocol bytes, and does nothing else.
 
+mod catalog;
 mod framed;
 pub(crate) mod http;
 mod json_text;
+mod oidc;
 pub(crate) mod otlp;
 mod post;
 pub(crate) mod quic;

@@ -5,6 +5,7 @@
 //! *Does not own*: order, durability, tables (`pod`).
 
 mod config;
+mod auth;
 mod app;
 mod certificate;
 mod edge;
@@ -14,5 +15,6 @@ mod upstream;
 mod metrics;
 
 pub use app::Gateway;
+pub use auth::{Grant, Privilege, SECRET_PREFIX, SecretHash, TablePattern, make_secret, make_token_key};
 pub use certificate::{certificate_files, make_self_signed};
-pub use config::{GatewayConfig, PodEntry};
+pub use config::{AuthMode, ClientEntry, GatewayConfig, PodEntry};

@@ -23,6 +23,7 @@ use sluice_shared::proto::{self, StreamRequest, StreamResponse, stream_request, 
 use tokio::time::Instant;
 
 use crate::app::App;
+use crate::auth::{Privilege, Right};
 use crate::upstream::{self, Call, OpenTerms, is_loss};
 use outbox::Outbox;
 use window::{AckBeyondSent, Merge, Window};
@@ -33,6 +34,8 @@ const REQUEST_BYTES: usize = 1 << 20;
 const INPUTS_IN_A_ROW_MAX: usize = 256;
 /// How long a producer that was told to `move` may go on sending.
 const MOVE_GRACE: Duration = Duration::from_secs(1);
+/// Code of the end of a stream that outlived its token: the same request succeeds with a new one.
+const AUTH_EXPIRED: &str = "auth_expired";
 
 /// The way to one producer. One per protocol.
 pub(crate) trait Edge: Send {
@@ -45,6 +48,10 @@ pub(crate) trait Edge: Send {
     fn is_clear(&self) -> bool;
     /// Tells the producer something. It leaves during `next`.
     fn tell(&mut self, frame: &GatewayFrame);
+    /// Whether a stream whose token has expired is told to `move`: producers that know no other way to say so.
+    fn moves_when_expired(&self) -> bool {
+        false
+    }
 }
 
 /// What a producer does.
@@ -113,8 +120,14 @@ struct Ending {
     may_finish: bool,
 }
 
-/// Opens the stream and carries it to its end.
-pub(crate) async fn run(edge: &mut impl Edge, app: &App, terms: OpenTerms) -> Ended {
+/// Judges who wants it, opens the stream, and carries it to its end.
+pub(crate) async fn run(edge: &mut impl Edge, app: &App, mut terms: OpenTerms) -> Ended {
+    if let Right::Claimed(credential) = &terms.right {
+        match app.auth.check(credential, &terms.table, Privilege::Write) {
+            Ok(permit) => terms.right = Right::Granted(permit),
+            Err(error) => return Ended::Failed(error),
+        }
+    }
     let call = match app.upstream.open(&terms).await {
         Ok(call) => call,
         Err(error) => return Ended::Failed(error),
@@ -150,8 +163,10 @@ struct Session<'a, E> {
     ending: Option<Ending>,
     /// Nobody is there to be told anything.
     gone: bool,
-    /// The gateway goes away: until then the producer may go on.
-    leave_at: Option<Instant>,
+    /// The gateway goes away, or the producer was told to `move`: until then it may go on; and why.
+    leaving: Option<(Instant, Error)>,
+    /// The producer's token holds until then.
+    expires_at: Option<Instant>,
     gauges: Gauges<'a>,
 }
 
@@ -162,6 +177,10 @@ impl<'a, E: Edge> Session<'a, E> {
             Encoding::Json => Merge::Lines,
             Encoding::Protobuf | Encoding::Avro => Merge::Messages,
             Encoding::Arrow => Merge::Never,
+        };
+        let expires_at = match &terms.right {
+            Right::Granted(permit) => permit.left.and_then(|left| Instant::now().checked_add(left)),
+            Right::Claimed(_) => None,
         };
         let counted = terms.whole_requests.then_some(opened.requests);
         let window = Window::new(opened.next_offset, app.config.window_bytes.as_usize(), merge, counted);
@@ -184,7 +203,8 @@ impl<'a, E: Edge> Session<'a, E> {
             finish_sent: false,
             ending: None,
             gone: false,
-            leave_at: None,
+            leaving: None,
+            expires_at,
             gauges: Gauges::new(app),
         }
     }
@@ -252,8 +272,8 @@ impl<'a, E: Edge> Session<'a, E> {
         let reading = self.is_reading();
         let responding = self.outbox.has_room();
         let sending = self.window.has_unsent() || self.owes_finish();
-        let deadline = self.ending.as_ref().map(|ending| ending.deadline).or(self.leave_at);
-        let (scope, leaving): (&TaskScope, bool) = (&self.app.scope, self.leave_at.is_some());
+        let deadline = self.deadline();
+        let (scope, leaving): (&TaskScope, bool) = (&self.app.scope, self.leaving.is_some());
         tokio::select! {
             // The pod first: its answers free the window, and what waits is sent before more is read, so that
             // frames grow while the link is busy and not otherwise. The signals come last since a look at them
@@ -267,6 +287,11 @@ impl<'a, E: Edge> Session<'a, E> {
         }
     }
 
+    fn deadline(&self) -> Option<Instant> {
+        let ending = self.ending.as_ref().map(|ending| ending.deadline);
+        ending.or_else(|| self.leaving.as_ref().map(|(at, _)| *at)).or(self.expires_at)
+    }
+
     fn apply(&mut self, event: Event) -> Result<(), Ended> {
         match event {
             Event::Input(input) => self.take_inputs(input),
@@ -278,14 +303,34 @@ impl<'a, E: Edge> Session<'a, E> {
             Event::Reopened(call) => self.resume(call.map_err(Ended::Failed)?)?,
             Event::CanSend => self.send(),
             Event::Deadline => return self.deadline_passed(),
-            Event::Drain => {
-                self.leave_at = Some(Instant::now() + MOVE_GRACE);
-                let after_ms = u64::try_from(MOVE_GRACE.as_millis()).unwrap_or(u64::MAX);
-                self.edge.tell(&GatewayFrame::Move(Move { after_ms }));
-            }
+            Event::Drain => self.leave(going_away()),
             Event::Cancelled => return Err(Ended::Failed(going_away())),
         }
         Ok(())
+    }
+
+    /// Tells the producer to go on elsewhere.
+    fn leave(&mut self, why: Error) {
+        self.leaving = Some((Instant::now() + MOVE_GRACE, why));
+        let after_ms = u64::try_from(MOVE_GRACE.as_millis()).unwrap_or(u64::MAX);
+        self.edge.tell(&GatewayFrame::Move(Move { after_ms }));
+    }
+
+    /// The producer's token has expired. What was taken still becomes durable and is acked; nothing more is taken.
+    fn expire(&mut self) {
+        let message = "the token has expired: open the stream again with a new one; what was acked stays";
+        if self.edge.moves_when_expired() {
+            return self.leave(Error::unavailable(AUTH_EXPIRED, message));
+        }
+        let error = Error { retryable: true, ..Error::unauthorized(AUTH_EXPIRED, message) };
+        self.end_unless_finished(error);
+    }
+
+    /// Ends with this error, unless the producer has asked for the stream's end before and that comes in time.
+    fn end_unless_finished(&mut self, error: Error) {
+        let has_finished = self.finish.is_some();
+        self.end(Ended::Failed(error));
+        self.ending.iter_mut().for_each(|ending| ending.may_finish = has_finished);
     }
 
     /// Takes an input, and those that are there already.
@@ -361,9 +406,10 @@ impl<'a, E: Edge> Session<'a, E> {
 
     fn deadline_passed(&mut self) -> Result<(), Ended> {
         let Some(ending) = self.ending.take() else {
-            let has_finished = self.finish.is_some();
-            self.end(Ended::Failed(going_away()));
-            self.ending.iter_mut().for_each(|ending| ending.may_finish = has_finished);
+            match &self.leaving {
+                Some((_, why)) => self.end_unless_finished(why.clone()),
+                None => self.expire(),
+            }
             return Ok(());
         };
         let all_durable = self.all_durable();

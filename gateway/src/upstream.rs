@@ -27,6 +27,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
+use crate::auth::{Credential, Permit, Right};
 use crate::config::GatewayConfig;
 use crate::placement::{self, NoPlace, StreamHints};
 
@@ -62,6 +63,8 @@ pub(crate) struct OpenTerms {
     pub(crate) stream_end: u64,
     /// Of the payloads.
     pub(crate) encoding: Encoding,
+    /// As its edge has it, what the producer presents; `session::run` judges it.
+    pub(crate) right: Right,
     /// Fields that the table does not have.
     pub(crate) unknown: UnknownFields,
     /// Arrow IPC schema, protobuf descriptor or Avro schema, where the producer stated one.
@@ -80,20 +83,25 @@ pub(crate) struct OpenTerms {
 
 impl OpenTerms {
     /// A new stream that ends with its producer's connection.
-    pub(crate) fn ephemeral(table: TableName, encoding: Encoding) -> Self {
+    pub(crate) fn ephemeral(table: TableName, encoding: Encoding, credential: Credential) -> Self {
         Self {
             stream: Some(StreamId::ephemeral()),
             session: Some(SessionId(1)),
-            ..Self::new(table, encoding)
+            ..Self::new(table, encoding, credential)
         }
     }
 
     /// A new session of the named stream.
-    pub(crate) fn named(table: TableName, encoding: Encoding, name: StreamName) -> Self {
-        Self { name: Some(name), ..Self::new(table, encoding) }
+    pub(crate) fn named(
+        table: TableName,
+        encoding: Encoding,
+        credential: Credential,
+        name: StreamName,
+    ) -> Self {
+        Self { name: Some(name), ..Self::new(table, encoding, credential) }
     }
 
-    fn new(table: TableName, encoding: Encoding) -> Self {
+    fn new(table: TableName, encoding: Encoding, credential: Credential) -> Self {
         Self {
             table,
             name: None,
@@ -102,6 +110,7 @@ impl OpenTerms {
             resume_at: None,
             stream_end: 0,
             encoding,
+            right: Right::Claimed(credential),
             unknown: UnknownFields::Refuse,
             schema: Bytes::new(),
             schema_id: None,
@@ -131,6 +140,7 @@ impl OpenTerms {
             schema: self.schema.clone(),
             schema_id: self.schema_id.unwrap_or_default(),
             schema_pinned: self.schema_id.is_some(),
+            may_not_create: !matches!(self.right, Right::Granted(Permit { may_create: true, .. })),
             whole_requests: self.whole_requests,
             existence: self.existence.into(),
         }
@@ -218,6 +228,9 @@ impl Upstream {
     /// # Errors
     /// `Busy` or `Unavailable` where none of them takes it; what the pod said where it refuses.
     pub(crate) async fn open(self: &Arc<Self>, terms: &OpenTerms) -> Result<Box<Call>, Error> {
+        let Right::Granted(_) = terms.right else {
+            return Err(Error::internal("a stream whose producer was not judged was to be opened"));
+        };
         let mut tried = Vec::new();
         let mut refusal = None;
         for _ in 0..PODS_ASKED_MAX {

@@ -22,6 +22,10 @@ enum ByteSizeText {
     Text(String),
 }
 
+/// Variables (without `SLUICE_`) that commands read as flags: what must not stand on a command line, where all users of a
+/// machine see it.
+const OF_COMMANDS: [&str; 3] = ["CLIENT_ID", "CLIENT_SECRET", "TOKEN"];
+
 const UNITS: [(&str, u64); 9] = [
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
@@ -199,7 +203,7 @@ fn section_of(key: &str, sections: &[&str]) -> Result<Option<Vec<String>>, Confi
     if path.len() > 1 && sections.contains(&path[0].as_str()) {
         return Ok(Some(path));
     }
-    if is_service_address(key) {
+    if OF_COMMANDS.contains(&key) || is_service_address(key) {
         return Ok(None);
     }
     let advice = match meant(&key.to_ascii_lowercase(), sections) {
@@ -332,8 +336,17 @@ mod tests {
     }
 
     #[test]
-    fn what_an_orchestrator_sets_is_none_of_ours() {
-        for key in ["PORT", "PORT_7070_TCP_ADDR", "SERVICE_HOST", "GATEWAY_SERVICE_PORT_HTTP", "POD_0_PORT"] {
+    fn what_an_orchestrator_or_a_command_sets_is_none_of_ours() {
+        for key in [
+            "CLIENT_ID",
+            "CLIENT_SECRET",
+            "TOKEN",
+            "PORT",
+            "PORT_7070_TCP_ADDR",
+            "SERVICE_HOST",
+            "GATEWAY_SERVICE_PORT_HTTP",
+            "POD_0_PORT",
+        ] {
             with_variable(key, "tcp://10.0.0.1:7070").expect(key);
         }
     }

@@ -24,8 +24,10 @@ pub const QUIC_OK: u32 = 0;
 pub enum ErrorKind {
     /// Fix the request: sending it again cannot help.
     Invalid,
-    /// Present a valid credential.
+    /// Present a valid credential: who is there is not known.
     Unauthorized,
+    /// Ask for the right to it: who is there is known, and may not do this.
+    Forbidden,
     /// Create it, or mend the name.
     NotFound,
     /// Slow down; `retry_after` says for how long.
@@ -49,6 +51,7 @@ impl ErrorKind {
         match self {
             Self::Invalid => 400,
             Self::Unauthorized => 401,
+            Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::Busy => 429,
             Self::Unavailable => 503,
@@ -62,6 +65,7 @@ impl ErrorKind {
         match self {
             Self::Invalid => 1008,
             Self::Unauthorized => 4401,
+            Self::Forbidden => 4403,
             Self::NotFound => 4404,
             Self::Busy => 1013,
             Self::Unavailable => 1012,
@@ -80,6 +84,7 @@ impl ErrorKind {
         let kinds = [
             Self::Invalid,
             Self::Unauthorized,
+            Self::Forbidden,
             Self::NotFound,
             Self::Busy,
             Self::Unavailable,
@@ -94,6 +99,7 @@ impl ErrorKind {
         match self {
             Self::Invalid => tonic::Code::InvalidArgument,
             Self::Unauthorized => tonic::Code::Unauthenticated,
+            Self::Forbidden => tonic::Code::PermissionDenied,
             Self::NotFound => tonic::Code::NotFound,
             Self::Busy => tonic::Code::ResourceExhausted,
             Self::Unavailable => tonic::Code::Unavailable,
@@ -105,7 +111,8 @@ impl ErrorKind {
     fn from_grpc_code(code: tonic::Code) -> Self {
         match code {
             tonic::Code::InvalidArgument | tonic::Code::OutOfRange => Self::Invalid,
-            tonic::Code::Unauthenticated | tonic::Code::PermissionDenied => Self::Unauthorized,
+            tonic::Code::Unauthenticated => Self::Unauthorized,
+            tonic::Code::PermissionDenied => Self::Forbidden,
             tonic::Code::NotFound => Self::NotFound,
             tonic::Code::ResourceExhausted => Self::Busy,
             tonic::Code::Aborted => Self::Fenced,
@@ -153,6 +160,16 @@ impl Error {
     /// The request is wrong.
     pub fn invalid(code: &str, message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, code, message)
+    }
+
+    /// There is no valid credential.
+    pub fn unauthorized(code: &str, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unauthorized, code, message)
+    }
+
+    /// The credential is valid, and does not allow this.
+    pub fn forbidden(code: &str, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Forbidden, code, message)
     }
 
     /// The thing does not exist.
@@ -256,7 +273,13 @@ mod tests {
 
     #[test]
     fn quic_codes_lead_back_to_their_kind() {
-        for kind in [ErrorKind::Invalid, ErrorKind::Busy, ErrorKind::Fenced, ErrorKind::Internal] {
+        for kind in [
+            ErrorKind::Invalid,
+            ErrorKind::Unauthorized,
+            ErrorKind::Forbidden,
+            ErrorKind::Fenced,
+            ErrorKind::Internal,
+        ] {
             assert_eq!(ErrorKind::from_quic_code(kind.quic_code().into()), Some(kind));
         }
         assert_eq!(ErrorKind::from_quic_code(QUIC_OK.into()), None);

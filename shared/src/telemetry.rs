@@ -19,6 +19,9 @@ pub enum LogFormat {
     Json,
 }
 
+/// At `trace` it tells whole messages, with the records and the token in them.
+const NEVER_TRACED: &str = "tungstenite=debug";
+
 /// Installs the process's log subscriber. Lines go to standard error. A second call does nothing.
 ///
 /// `filter` is a `tracing` directive list, such as `info,sluice_pod=debug`.
@@ -26,7 +29,7 @@ pub enum LogFormat {
 /// # Errors
 /// Where the filter cannot be parsed.
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), tracing_subscriber::filter::ParseError> {
-    let filter = EnvFilter::builder().parse(filter)?;
+    let filter = EnvFilter::builder().parse(filter)?.add_directive(NEVER_TRACED.parse()?);
     let colours = std::io::stderr().is_terminal();
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)

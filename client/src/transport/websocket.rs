@@ -147,6 +147,7 @@ impl Connection {
             1000 => return Event::Finished,
             1007..=1009 => ErrorKind::Invalid,
             4401 => ErrorKind::Unauthorized,
+            4403 => ErrorKind::Forbidden,
             4404 => ErrorKind::NotFound,
             4409 => ErrorKind::Fenced,
             1013 => ErrorKind::Busy,
@@ -173,7 +174,8 @@ fn refused(url: &GatewayUrl, status: http::StatusCode, body: &[u8]) -> Error {
         return body.error.into();
     }
     let kind = match status.as_u16() {
-        401 | 403 => ErrorKind::Unauthorized,
+        401 => ErrorKind::Unauthorized,
+        403 => ErrorKind::Forbidden,
         404 => ErrorKind::NotFound,
         409 => ErrorKind::Fenced,
         408 | 429 => ErrorKind::Busy,

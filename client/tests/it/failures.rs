@@ -17,6 +17,7 @@ async fn what_another_try_cannot_mend_ends_the_stream_for_good() {
         ErrorKind::Invalid,
         ErrorKind::NotFound,
         ErrorKind::Unauthorized,
+        ErrorKind::Forbidden,
         ErrorKind::Internal,
     ] {
         let gateway = FakeGateway::start().await;

@@ -94,6 +94,20 @@ impl FakeGateway {
         tcp.write_all(response.as_bytes()).await.expect("writes");
     }
 
+    /// Accepts, and answers a request with this JSON; answers its head.
+    pub(crate) async fn answer_http(&self, status: u16, body: &serde_json::Value) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let (mut tcp, _) = within(self.listener.accept()).await.expect("accepts");
+        let mut request = Vec::new();
+        while !request.ends_with(b"grant_type=client_credentials") {
+            assert!(within(tcp.read_buf(&mut request)).await.expect("reads") > 0, "a whole request");
+        }
+        let body = body.to_string();
+        let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n", body.len());
+        tcp.write_all(format!("{head}{body}").as_bytes()).await.expect("writes");
+        String::from_utf8(request).expect("text")
+    }
+
     /// Accepts and opens a stream at `next_offset`.
     pub(crate) async fn open_at(&self, stream: &str, next_offset: u64) -> (FakeConnection, Open) {
         self.open_with(stream, next_offset, 8 << 20, 10 << 20).await

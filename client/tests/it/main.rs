@@ -13,3 +13,4 @@ mod fake;
 mod failures;
 mod flow;
 mod resume;
+mod credentials;

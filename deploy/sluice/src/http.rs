@@ -27,10 +27,10 @@ pub(crate) struct Answer {
 }
 
 /// Asks the first of these gateways, joined by commas, that answers.
-pub(crate) async fn get_from_any(urls: &str, path: &str) -> Result<Answer> {
+pub(crate) async fn get_from_any(urls: &str, path: &str, token: Option<&str>) -> Result<Answer> {
     let mut failure = None;
     for url in urls.split(',') {
-        match get(url.trim(), path).await {
+        match get(url.trim(), path, token).await {
             Ok(answer) => return Ok(answer),
             Err(error) => failure = Some(error),
         }
@@ -40,7 +40,7 @@ pub(crate) async fn get_from_any(urls: &str, path: &str) -> Result<Answer> {
 
 /// Asks the gateway at `url` (`ws://host:port` or `http://host:port`) for `path`. One at `quic://host:port` is asked
 /// where its TCP listens unless told otherwise: at the same port.
-pub(crate) async fn get(url: &str, path: &str) -> Result<Answer> {
+pub(crate) async fn get(url: &str, path: &str, token: Option<&str>) -> Result<Answer> {
     let rest = ["ws://", "http://", QUIC].iter().find_map(|scheme| url.strip_prefix(scheme));
     let Some(authority) = rest.map(|rest| rest.trim_end_matches('/')).filter(|rest| !rest.is_empty()) else {
         bail!("invalid gateway URL {url:?}: expected ws://host:port, http://host:port or quic://host:port");
@@ -57,8 +57,9 @@ pub(crate) async fn get(url: &str, path: &str) -> Result<Answer> {
         let mut tcp = tcp.with_context(|| {
             format!("cannot reach a gateway at {url}: is Sluice running there? `sluice up` starts it here")
         })?;
+        let bearer = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
         let request = format!(
-            "GET {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: application/json\r\nConnection: close\r\n{bearer}\r\n"
         );
         let lost = || format!("{url} closed the connection before it answered GET {path}: is it a gateway?");
         tcp.write_all(request.as_bytes()).await.with_context(lost)?;

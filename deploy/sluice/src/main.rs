@@ -5,6 +5,7 @@
 
 #![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic when nobody reads: use `print`")]
 
+mod auth;
 mod config;
 mod http;
 mod print;
@@ -40,6 +41,8 @@ enum Command {
     Send(send::SendArgs),
     /// Lists the tables, or describes one.
     Tables(tables::TablesArgs),
+    /// Makes a secret for a client, and the hash that the gateway's configuration knows it by.
+    Secret,
 }
 
 fn main() -> ExitCode {
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
                 config::Config::check_environment()?;
                 tables::run(args).await
             }
+            Command::Secret => auth::secret(),
         }
     });
     // A thread that waits for standard input must not hold up the exit.

@@ -28,6 +28,7 @@ use sluice_shared::table::described_columns;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use crate::auth::AuthArgs;
 use crate::{http, print};
 use display::{Counts, Refusal};
 use input::{Format, Input, Wanted};
@@ -57,6 +58,8 @@ pub(crate) struct SendArgs {
     /// directory of a `sluice up`.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
+    #[command(flatten)]
+    auth: AuthArgs,
     /// How the input is written; by its content or extension unless given.
     #[arg(long)]
     format: Option<Format>,
@@ -129,16 +132,17 @@ struct Sender {
 pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
     args.file = args.file.take().filter(|file| file.as_path() != Path::new("-"));
     let table: TableName = args.table.parse()?;
-    let mut client = Client::connect(&args.url).await?;
+    let mut client = args.auth.give(Client::connect(&args.url).await?);
     if let Some(ca) = &args.ca {
         client = client.ca_certificate(ca)?;
     }
-    let (input, pieces) = read_ahead(&args, &table).await?;
+    let token = client.bearer_token().await?;
+    let (input, pieces) = read_ahead(&args, &table, token.clone()).await?;
     // Whether any of the gateways answers, before a stream waits for one with patience. Where QUIC is open HTTP need
     // not be.
     let is_quic = http::are_all_quic(&args.url);
     if !is_quic {
-        http::get_from_any(&args.url, "/healthz").await?;
+        http::get_from_any(&args.url, "/healthz", None).await?;
     }
     let counts = Arc::new(Counts::default());
     let (is_quiet, wait, urls) = (args.quiet, args.wait, args.url.clone());
@@ -160,7 +164,7 @@ pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if counts.records() + skipped == 0 {
-        let made = columns_of(&urls, &table).await?.is_some();
+        let made = columns_of(&urls, &table, token.as_deref()).await?.is_some();
         let what = if made { "is as it was" } else { "does not exist and was not made" };
         print::answer(format_args!("no records: table {table} {what}"))?;
         return Ok(ExitCode::SUCCESS);
@@ -171,11 +175,11 @@ pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
 type Pieces = mpsc::Receiver<Result<Piece>>;
 
 /// Opens the input and reads it on a thread of its own, a few pieces ahead. The pieces are taken out of the input.
-async fn read_ahead(args: &SendArgs, table: &TableName) -> Result<(Input, Pieces)> {
+async fn read_ahead(args: &SendArgs, table: &TableName, token: Option<String>) -> Result<(Input, Pieces)> {
     let (urls, table, runtime) = (args.url.clone(), table.clone(), Handle::current());
     let ignore_unknown = args.unknown == Unknown::Ignore;
     let table = move || {
-        let schema = runtime.block_on(columns_of(&urls, &table))?;
+        let schema = runtime.block_on(columns_of(&urls, &table, token.as_deref()))?;
         Ok(csv::Table { schema, ignore_unknown })
     };
     let wanted = Wanted { format: args.format, batch_rows: args.batch_rows as usize, table: Box::new(table) };
@@ -196,9 +200,9 @@ async fn read_ahead(args: &SendArgs, table: &TableName) -> Result<(Input, Pieces
 }
 
 /// The columns of the table; None where it does not exist.
-async fn columns_of(urls: &str, table: &TableName) -> Result<Option<SchemaRef>> {
+async fn columns_of(urls: &str, table: &TableName, token: Option<&str>) -> Result<Option<SchemaRef>> {
     let path = format!("/v1/tables/{table}");
-    let answer = http::get_from_any(urls, &path).await?;
+    let answer = http::get_from_any(urls, &path, token).await?;
     match answer.status {
         200 => described_columns(&answer.body).context("the table's description has no columns").map(Some),
         404 => Ok(None),

@@ -7,8 +7,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use sluice_client::Client;
 use sluice_shared::ids::TableName;
 
+use crate::auth::AuthArgs;
 use crate::{http, print};
 
 /// Lists the tables, or describes one.
@@ -19,6 +21,8 @@ pub(crate) struct TablesArgs {
     /// The gateway.
     #[arg(long, default_value = "ws://127.0.0.1:7070")]
     url: String,
+    #[command(flatten)]
+    auth: AuthArgs,
 }
 
 pub(crate) async fn run(args: TablesArgs) -> Result<ExitCode> {
@@ -26,7 +30,9 @@ pub(crate) async fn run(args: TablesArgs) -> Result<ExitCode> {
         Some(name) => format!("/v1/tables/{}", name.parse::<TableName>()?),
         None => "/v1/tables".to_owned(),
     };
-    let answer = http::get(&args.url, &path).await?;
+    let client = args.auth.give(Client::connect(&args.url).await?);
+    let token = client.bearer_token().await?;
+    let answer = http::get(&args.url, &path, token.as_deref()).await?;
     let body: Value = serde_json::from_slice(&answer.body).with_context(|| {
         format!("{} answered GET {path} with status {} and no JSON", args.url, answer.status)
     })?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use sluice_gateway::{Gateway, GatewayConfig, certificate_files, make_self_signed};
+use sluice_gateway::{AuthMode, Gateway, GatewayConfig, certificate_files, make_self_signed, make_token_key};
 use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::PodConfig;
 use sluice_shared::config::{ByteSize, Loaded};
@@ -99,6 +99,12 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
         let (cert, key) = certificate_files(&certificate_dir);
         (config.gateway.tls_cert, config.gateway.tls_key) = (Some(cert), Some(key));
     }
+    let makes_key = config.gateway.token_key.is_none()
+        && config.gateway.auth_mode().is_ok_and(|mode| mode == AuthMode::Tokens);
+    let key_file = certificate_dir.join("token.key");
+    if makes_key {
+        config.gateway.token_key = Some(key_file.clone());
+    }
     // Nothing is made, and no log is opened, for a process that cannot listen.
     config.gateway.validate()?;
     config.pod.validate()?;
@@ -107,6 +113,9 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     make_data_dir(&args.data)?;
     if makes_certificate && let Some(listen) = config.gateway.quic_address() {
         make_self_signed(&certificate_dir, listen.rsplit_once(':').map_or("", |(host, _)| host))?;
+    }
+    if makes_key {
+        make_token_key(&key_file)?;
     }
     let listeners: Vec<_> = (1..=args.pods).map(|n| (pod_id(n), link::pipe())).collect();
     let addresses: Vec<(PodId, PodAddress)> = listeners

@@ -9,6 +9,7 @@ use sluice_shared::error::Error;
 use sluice_shared::frame::{Encoding, Open, ProducerFrame, count_lines, count_messages};
 use sluice_shared::ids::TableName;
 
+use crate::auth::Credential;
 use crate::session::{Input, Records};
 use crate::upstream::OpenTerms;
 
@@ -84,13 +85,14 @@ pub(crate) fn terms(open: Open, table: TableName) -> Result<OpenTerms, Error> {
             })?
         }
     };
+    let credential = Credential::token(open.token.as_deref());
     let terms = match open.name {
-        Some(name) => OpenTerms::named(table, open.encoding, name),
+        Some(name) => OpenTerms::named(table, open.encoding, credential, name),
         None if open.resume_at.is_some_and(|offset| offset > 0) => {
             let message = "`resume_at` without a stream name: only a named stream can be resumed; a new one begins at 0";
             return Err(Error::invalid("resume_without_name", message));
         }
-        None => OpenTerms::ephemeral(table, open.encoding),
+        None => OpenTerms::ephemeral(table, open.encoding, credential),
     };
     Ok(OpenTerms {
         resume_at: open.resume_at,

@@ -3,6 +3,7 @@
 //! *Owns*: paths, headers, statuses.
 //! *Does not own*: what comes after the upgrade (`websocket`), posts of records (`post`), what a table is (the pods).
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,23 +16,24 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use http::header::{
     CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, RETRY_AFTER, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY,
-    SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE,
+    SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE, WWW_AUTHENTICATE,
 };
 use http::{HeaderValue, Method, StatusCode, Uri, Version};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sluice_shared::error::Error;
+use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{SUBPROTOCOL, UnknownFields};
 use sluice_shared::ids::TableName;
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use crate::app::{App, Connection};
+use crate::auth::{Credential, Privilege};
 use crate::edge::zerobus::flight::{self, Flight};
 use crate::edge::zerobus::{self, Zerobus};
-use crate::edge::{otlp, post as posts, websocket};
+use crate::edge::{catalog, oidc, otlp, post as posts, websocket};
 use crate::session::going_away;
 
 /// A table spec is a schema and some properties.
@@ -60,6 +62,7 @@ OpenTelemetry: OTLP over gRPC, or POST /v1/logs   POST /v1/traces   POST /v1/met
 
 Tables:  GET /v1/tables   GET /v1/tables/TABLE   PUT /v1/tables/TABLE (a table spec in JSON)
 State:   GET /healthz   GET /readyz   GET /metrics
+Tokens:  POST /oidc/v1/token (grant_type=client_credentials), then Authorization: Bearer TOKEN, where clients are configured
 ";
 
 /// All paths.
@@ -74,6 +77,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/tables/{table}/stream", get(stream))
         .route("/v1/tables/{table}/records", post(posts::records))
         .route("/zerobus/v1/tables/{table}/insert", post(posts::insert))
+        .route("/oidc/v1/token", post(oidc::token))
+        .route("/api/2.1/unity-catalog/tables/{table}", get(catalog::table))
         .route_service(zerobus::PATH, Zerobus::server(Arc::clone(&app)))
         .route_service(flight::PATH, Flight::server(Arc::clone(&app)))
         .merge(otlp::routes(&app))
@@ -94,7 +99,10 @@ impl From<Error> for Refusal {
         let status =
             StatusCode::from_u16(error.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         // Whole seconds, rounded up: a caller that obeys must not come too early.
-        let header = error.retry_after_ms.map(|ms| (RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000))));
+        let mut header = error.retry_after_ms.map(|ms| (RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000))));
+        if error.kind == ErrorKind::Unauthorized {
+            header = Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"sluice\"")));
+        }
         Self { error: Box::new(error), status, header }
     }
 }
@@ -142,24 +150,31 @@ async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     ([(CONTENT_TYPE, METRICS)], app.metrics.text())
 }
 
-async fn list_tables(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    let tables = app.upstream.list_tables().await?;
+/// Those that the caller may describe.
+async fn list_tables(State(app): State<Arc<App>>, headers: HeaderMap) -> Result<Response, Refusal> {
+    let access = app.auth.access(&Credential::of(&headers))?;
+    let may_know =
+        |name: &String| name.parse().is_ok_and(|table: TableName| access.allows(&table, Privilege::Describe));
+    let tables: Vec<String> = app.upstream.list_tables().await?.into_iter().filter(may_know).collect();
     Ok(json_response(json!({ "tables": tables }).to_string()))
 }
 
-async fn describe_table(State(app): State<Arc<App>>, table: Table) -> Result<Response, Refusal> {
-    Ok(json_response(app.upstream.describe_table(&table.0).await?))
+async fn describe_table(
+    State(app): State<Arc<App>>,
+    Granted { table, .. }: Granted<ToDescribe>,
+) -> Result<Response, Refusal> {
+    Ok(json_response(app.upstream.describe_table(&table).await?))
 }
 
 async fn create_table(
     State(app): State<Arc<App>>,
-    table: Table,
+    Granted { table, .. }: Granted<ToCreate>,
     request: Request,
 ) -> Result<Response, Refusal> {
     let spec = read_spec(request.into_body()).await?;
     // Two that make the same table at one time may both be told that they did.
-    let existed = app.upstream.describe_table(&table.0).await.is_ok();
-    let description = app.upstream.create_table(&table.0, spec).await?;
+    let existed = app.upstream.describe_table(&table).await.is_ok();
+    let description = app.upstream.create_table(&table, spec).await?;
     let status = if existed { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, json_response(description)).into_response())
 }
@@ -200,8 +215,47 @@ async fn unknown_method(method: Method, uri: Uri) -> Refusal {
     Refusal::with("method_not_allowed", message, StatusCode::METHOD_NOT_ALLOWED)
 }
 
+/// The table that a path names, with the caller's right to `P`: what HTTP asks of tables is judged here. Who has no valid
+/// token hears nothing of the name.
+pub(super) struct Granted<P> {
+    pub(super) table: TableName,
+    privilege: PhantomData<P>,
+}
+
+/// A privilege as a type, so that each handler says what it needs.
+pub(super) trait Needed: Send {
+    const PRIVILEGE: Privilege;
+}
+
+pub(super) struct ToDescribe;
+pub(super) struct ToCreate;
+pub(super) struct ToWrite;
+
+impl Needed for ToDescribe {
+    const PRIVILEGE: Privilege = Privilege::Describe;
+}
+
+impl Needed for ToCreate {
+    const PRIVILEGE: Privilege = Privilege::Create;
+}
+
+impl Needed for ToWrite {
+    const PRIVILEGE: Privilege = Privilege::Write;
+}
+
+impl<P: Needed> FromRequestParts<Arc<App>> for Granted<P> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut http::request::Parts, app: &Arc<App>) -> Result<Self, Refusal> {
+        let access = app.auth.access(&Credential::of(&parts.headers))?;
+        let Table(table) = Table::from_request_parts(parts, app).await?;
+        access.check(&table, P::PRIVILEGE)?;
+        Ok(Self { table, privilege: PhantomData })
+    }
+}
+
 /// The table that a path names.
-pub(super) struct Table(pub(super) TableName);
+struct Table(TableName);
 
 impl<S: Send + Sync> FromRequestParts<S> for Table {
     type Rejection = Refusal;
@@ -237,12 +291,17 @@ async fn stream(
     let name = query.0.name.as_deref().map(str::parse).transpose().map_err(Error::from)?;
     let key = websocket_key(request.version(), request.headers())?;
     let framed = offers_subprotocol(request.headers());
+    let credential = Credential::of(request.headers());
+    // Whoever has a frame to say it in may; all others are judged before the upgrade.
+    if !framed || credential.is_given() {
+        app.auth.check(&credential, &table.0, Privilege::Write)?;
+    }
     if app.scope.is_draining() {
         return Err(going_away().into());
     }
     let upgrade = hyper::upgrade::on(&mut request);
     let StreamQuery { resume_at, unknown, .. } = query.0;
-    let stream = websocket::Request { table: table.0, name, resume_at, unknown, framed };
+    let stream = websocket::Request { table: table.0, name, resume_at, unknown, credential, framed };
     let scope = app.scope.clone();
     scope.spawn("stream", upgraded(upgrade, stream, app, connection));
     Ok(switching_protocols(&key, framed))

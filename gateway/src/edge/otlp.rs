@@ -27,7 +27,7 @@ mod wire;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::http::header::{AUTHORIZATION, HeaderMap};
+use ::http::header::HeaderMap;
 use axum::Router;
 use axum::extract::Request;
 use axum::routing::post;
@@ -37,6 +37,7 @@ use sluice_shared::ids::TableName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::app::App;
+use crate::auth::{Credential, Privilege};
 use crate::edge::post::body::Body;
 use crate::edge::post::coding::Coding;
 use crate::session::going_away;
@@ -239,24 +240,18 @@ impl Otlp {
     /// # Errors
     /// `Invalid`: malformed, or without a table. What the stream ends with: none of the request may be in the table then,
     /// or some.
-    async fn export(
-        &self,
-        signal: Signal,
-        headers: &HeaderMap,
-        form: Form,
-        message: Held,
-    ) -> Result<Partial, Error> {
+    async fn export(&self, key: &Key, form: Form, message: Held) -> Result<Partial, Error> {
+        let signal = key.signal;
         if self.app.scope.is_draining() {
             return Err(going_away());
         }
-        let key = self.key(signal, headers)?;
         let mut flat = self.flatten(signal, form, &message)?;
         let mut room = Room(None);
         self.budget.take(&mut room, flat.bytes())?;
         drop(message);
         let frames = std::mem::take(&mut flat.frames);
         let refused =
-            if frames.is_empty() { PodRefused::default() } else { self.streams.export(&key, frames).await? };
+            if frames.is_empty() { PodRefused::default() } else { self.streams.export(key, frames).await? };
         self.app.metrics.rejected_records.inc_by(flat.refused.len() as u64);
         Ok(partial(signal, &flat, refused))
     }
@@ -272,8 +267,13 @@ impl Otlp {
         }
     }
 
-    /// Which stream a request goes into.
+    /// Which stream a request goes into. Each request is judged, before its body is read: the stream may be open already.
+    ///
+    /// # Errors
+    /// `Unauthorized`, `Forbidden`; `Invalid` without a table.
     fn key(&self, signal: Signal, headers: &HeaderMap) -> Result<Key, Error> {
+        let credential = Credential::of(headers);
+        let access = self.app.auth.access(&credential)?;
         let table = match headers.get(TABLE_HEADER) {
             Some(named) => named
                 .to_str()
@@ -293,7 +293,7 @@ impl Otlp {
                 })?
             }
         };
-        let credential = headers.get(AUTHORIZATION).map(|value| Bytes::copy_from_slice(value.as_bytes()));
+        access.check(&table, Privilege::Write)?;
         Ok(Key { signal, table, credential })
     }
 }

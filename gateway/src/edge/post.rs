@@ -11,7 +11,7 @@ mod split;
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
 use http::request::Parts;
@@ -25,7 +25,8 @@ use sluice_shared::table::described_columns;
 use uuid::Uuid;
 
 use crate::app::App;
-use crate::edge::http::{Refusal, Table, json_response};
+use crate::auth::Credential;
+use crate::edge::http::{Granted, Refusal, ToWrite, json_response};
 use crate::session::{self, Edge, Ended, Input, going_away};
 use crate::upstream::OpenTerms;
 use body::{Body, Rest};
@@ -54,7 +55,7 @@ struct Query {
 /// `POST /v1/tables/{table}/records`.
 pub(crate) async fn records(
     State(app): State<Arc<App>>,
-    table: Result<Table, Refusal>,
+    table: Result<Granted<ToWrite>, Refusal>,
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
@@ -63,7 +64,7 @@ pub(crate) async fn records(
             let known = "known are wait=durable or wait=committed, and unknown=ignore or unknown=refuse";
             Error::invalid("invalid_query", format!("{}; {known}", error.body_text()))
         })?;
-        Post::of(table?.0, &parts, query.0, Kinds::All, &app).await
+        Post::of(table?.table, &parts, query.0, Kinds::All, &app).await
     };
     let (answer, rest) = match posted.await {
         Ok(post) => {
@@ -81,15 +82,13 @@ pub(crate) async fn records(
 }
 
 /// `POST /zerobus/v1/tables/{table}/insert`, as Databricks's Zerobus has it.
-pub(crate) async fn insert(State(app): State<Arc<App>>, request: Request) -> Response {
-    let (mut parts, body) = request.into_parts();
-    let posted = async {
-        let Path(table) = Path::<String>::from_request_parts(&mut parts, &app)
-            .await
-            .map_err(|error| Error::invalid("invalid_table_name", error.body_text()))?;
-        let table = table.parse().map_err(Error::from)?;
-        Post::of(table, &parts, Query::default(), Kinds::Array, &app).await
-    };
+pub(crate) async fn insert(
+    State(app): State<Arc<App>>,
+    table: Result<Granted<ToWrite>, Refusal>,
+    request: Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let posted = async { Post::of(table?.table, &parts, Query::default(), Kinds::Array, &app).await };
     let (answer, rest) = match posted.await {
         Ok(post) => {
             let (result, told, rest) = Box::pin(post.carry(body, &app)).await;
@@ -109,10 +108,12 @@ pub(super) fn behind(answer: Response, rest: Rest, version: Version) -> Response
     if version >= Version::HTTP_2 { answer } else { rest.behind(answer) }
 }
 
-fn zerobus_refusal(refusal: Refusal) -> Response {
+/// In the form of Databricks's APIs.
+pub(super) fn zerobus_refusal(refusal: Refusal) -> Response {
     let code = match refusal.error.kind {
         ErrorKind::Invalid => "INVALID_PARAMETER_VALUE",
         ErrorKind::Unauthorized => "UNAUTHENTICATED",
+        ErrorKind::Forbidden => "PERMISSION_DENIED",
         ErrorKind::NotFound => "NOT_FOUND",
         ErrorKind::Busy => "RESOURCE_EXHAUSTED",
         ErrorKind::Unavailable => "UNAVAILABLE",
@@ -180,7 +181,8 @@ impl Post {
         };
         let is_arrow = matches!(kind, BodyKind::Arrow | BodyKind::Parquet);
         let encoding = if is_arrow { Encoding::Arrow } else { Encoding::Json };
-        let terms = open_terms(table, name, encoding, query.unknown);
+        let terms = open_terms(table, name, encoding, Credential::of(&parts.headers));
+        let terms = OpenTerms { unknown: query.unknown, ..terms };
         Ok(Self { terms, wait: query.wait, coding, unpacker })
     }
 
@@ -208,14 +210,13 @@ fn open_terms(
     table: TableName,
     name: Option<StreamName>,
     encoding: Encoding,
-    unknown: UnknownFields,
+    credential: Credential,
 ) -> OpenTerms {
-    let terms = match name {
-        None => OpenTerms::ephemeral(table, encoding),
+    match name {
+        None => OpenTerms::ephemeral(table, encoding, credential),
         // A key's records are sent from the first on, whatever of them is there: the pod judges them again.
-        Some(name) => OpenTerms { resume_at: Some(0), ..OpenTerms::named(table, encoding, name) },
-    };
-    OpenTerms { unknown, ..terms }
+        Some(name) => OpenTerms { resume_at: Some(0), ..OpenTerms::named(table, encoding, credential, name) },
+    }
 }
 
 /// The stream that an idempotency key names: a key may hold what no stream name may.

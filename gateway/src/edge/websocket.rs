@@ -24,6 +24,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
 use crate::app::App;
+use crate::auth::{Credential, Right};
 use crate::edge::{framed, json_text};
 use crate::session::{self, Edge, Ended, Input, Records};
 use crate::upstream::OpenTerms;
@@ -51,6 +52,8 @@ pub(crate) struct Request {
     pub(crate) name: Option<StreamName>,
     pub(crate) resume_at: Option<u64>,
     pub(crate) unknown: UnknownFields,
+    /// Of the header; without one, of `open`.
+    pub(crate) credential: Credential,
     /// Subprotocol `sluice.v1`.
     pub(crate) framed: bool,
 }
@@ -387,7 +390,11 @@ fn open_terms(mut open: Open, request: Request) -> Result<OpenTerms, Error> {
     if request.unknown == UnknownFields::Ignore {
         open.unknown = UnknownFields::Ignore;
     }
-    framed::terms(open, request.table)
+    let mut terms = framed::terms(open, request.table)?;
+    if request.credential.is_given() {
+        terms.right = Right::Claimed(request.credential);
+    }
+    Ok(terms)
 }
 
 fn no_open() -> Open {

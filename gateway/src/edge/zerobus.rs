@@ -13,6 +13,7 @@
 
 pub(crate) mod flight;
 mod calls;
+mod details;
 mod dialect;
 mod records;
 
@@ -33,9 +34,10 @@ use tonic::{Request, Response, Status, Streaming};
 use uuid::Uuid;
 
 use crate::app::App;
+use crate::auth::{Credential, Privilege};
 use crate::session::{self, Edge, Ended, Input, Records};
 use crate::upstream::OpenTerms;
-use calls::{Call, Place, status, table_header};
+use calls::{Call, Place, admit, status};
 use dialect::{Ask, Dialect, Ephemeral, Persistent};
 
 /// Where the service is mounted.
@@ -65,10 +67,10 @@ impl Zerobus {
         &self,
         request: Request<Streaming<D::Request>>,
     ) -> Result<Response<Answers<D::Response>>, Status> {
-        let table = table_header(request.metadata()).map_err(|error| status(&error))?;
+        let (table, credential) = admit(request.metadata(), &self.app)?;
         let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
         let call = Call::new(request.into_inner(), answers, "send smaller messages");
-        let edge = ZerobusEdge::<D> { call, encoding: Encoding::Json, resumes: false };
+        let edge = ZerobusEdge::<D> { call, credential, encoding: Encoding::Json, resumes: false };
         self.app.scope.spawn("zerobus stream", serve(edge, table, Arc::clone(&self.app)));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
@@ -99,11 +101,12 @@ impl zerobus_server::Zerobus for Zerobus {
         &self,
         request: Request<RetireStreamRequest>,
     ) -> Result<Response<RetireStreamResponse>, Status> {
+        let (header, credential) = admit(request.metadata(), &self.app)?;
         let retire = async {
-            let header = table_header(request.metadata())?;
             let RetireStreamRequest { table_name, identifier } = request.into_inner();
             let id = identifier.map(|retire_stream_request::Identifier::StreamId(id)| id);
             let (table, name) = persistent(&id.unwrap_or_default())?;
+            self.app.auth.check(&credential, &table, Privilege::Write)?;
             agreed(table_name.as_deref().map(str::parse).transpose()?, Some(&table))?;
             agreed(header, Some(&table))?;
             self.app.upstream.retire_stream(&table, &name).await
@@ -129,6 +132,7 @@ async fn serve<D: Dialect>(mut edge: ZerobusEdge<D>, table: Option<TableName>, a
 /// One call.
 struct ZerobusEdge<D: Dialect> {
     call: Call<D::Request, D::Response>,
+    credential: Credential,
     encoding: Encoding,
     /// The client goes on with a stream that is there.
     resumes: bool,
@@ -138,10 +142,12 @@ impl<D: Dialect> ZerobusEdge<D> {
     /// What the stream is to be opened with: the first request says it.
     async fn terms(&mut self, table: Option<TableName>, app: &App) -> Result<OpenTerms, Ended> {
         let terms = match self.call.first(app).await?.and_then(D::read) {
-            Some(Ask::Create(create)) => create_terms(create, table, D::IS_PERSISTENT),
+            Some(Ask::Create(create)) => {
+                create_terms(create, table, D::IS_PERSISTENT, self.credential.clone())
+            }
             Some(Ask::Resume(resume)) => {
                 self.resumes = true;
-                resume_terms(resume, table)
+                resume_terms(resume, table, self.credential.clone())
             }
             _ => {
                 let message = "the first request has to open a stream, within the handshake timeout";
@@ -209,6 +215,10 @@ impl<D: Dialect> Edge for ZerobusEdge<D> {
         self.call.answers.is_clear()
     }
 
+    fn moves_when_expired(&self) -> bool {
+        true
+    }
+
     fn tell(&mut self, frame: &GatewayFrame) {
         let answer = match frame {
             GatewayFrame::Opened(opened) => {
@@ -238,6 +248,7 @@ fn create_terms(
     create: CreateIngestStreamRequest,
     in_header: Option<TableName>,
     is_persistent: bool,
+    credential: Credential,
 ) -> Result<OpenTerms, Error> {
     let named = create.table_name.as_deref().map(str::parse::<TableName>).transpose()?;
     agreed(in_header.clone(), named.as_ref())?;
@@ -252,19 +263,23 @@ fn create_terms(
     }
     let terms = if is_persistent {
         let name = format!("{PERSISTENT}{}/{}", table, Uuid::now_v7().simple()).parse()?;
-        OpenTerms { existence: Existence::New, ..OpenTerms::named(table, encoding, name) }
+        OpenTerms { existence: Existence::New, ..OpenTerms::named(table, encoding, credential, name) }
     } else {
-        OpenTerms::ephemeral(table, encoding)
+        OpenTerms::ephemeral(table, encoding, credential)
     };
     Ok(OpenTerms { schema, whole_requests: true, ..terms })
 }
 
-fn resume_terms(resume: ResumeIngestStreamRequest, in_header: Option<TableName>) -> Result<OpenTerms, Error> {
+fn resume_terms(
+    resume: ResumeIngestStreamRequest,
+    in_header: Option<TableName>,
+    credential: Credential,
+) -> Result<OpenTerms, Error> {
     let id = resume.identifier.map(|resume_ingest_stream_request::Identifier::StreamId(id)| id);
     let (table, name) = persistent(&id.unwrap_or_default())?;
     agreed(in_header, Some(&table))?;
     let (encoding, schema) = records::encoding(resume.record_type, resume.descriptor_proto, None)?;
-    let terms = OpenTerms::named(table, encoding, name);
+    let terms = OpenTerms::named(table, encoding, credential, name);
     Ok(OpenTerms { schema, whole_requests: true, existence: Existence::Old, ..terms })
 }
 
@@ -311,7 +326,7 @@ mod tests {
             record_type: Some(2),
             ..CreateIngestStreamRequest::default()
         };
-        let terms = create_terms(create, None, true).expect("valid");
+        let terms = create_terms(create, None, true, Credential::default()).expect("valid");
         let name = terms.name.expect("named");
         let id = stream_id(&format!("{name}#0"));
         assert_eq!(persistent(&id).expect("own id"), ("readings".parse().expect("valid"), name));

@@ -20,6 +20,7 @@ use sluice_shared::proto::{self, Encoding};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
+use crate::auth;
 use crate::harness::{FakePod, gateway, gateway_with, metric, raw, soon, split};
 
 const TABLE_HEADER: &str = "x-databricks-zerobus-table-name";
@@ -361,6 +362,32 @@ async fn a_credential_opens_a_stream_of_its_own() {
         assert_eq!(split(&answer).0, 200);
     }
     assert_eq!(pod.see(|memory| memory.opens.len()), 2);
+}
+
+#[tokio::test]
+async fn exports_need_a_token_for_their_table() {
+    let (pod, keys) = (FakePod::start("pod-1"), tempfile::tempdir().expect("a directory"));
+    let gateway = gateway_with(&[&pod], |config| auth::guard(config, keys.path())).await;
+    let (good, other) = (auth::token_for(LOGS), auth::token_for("main.default.others"));
+    // The fake pod has no table, and this token may not make one: the words name what is missing.
+    for (token, status, grpc, part) in [
+        (None, 401, "grpc-status: 16", "missing_token"),
+        (Some("nonsense"), 401, "grpc-status: 16", "token_invalid"),
+        (Some(other.as_str()), 403, "grpc-status: 7", "`write` on"),
+        (Some(good.as_str()), 403, "grpc-status: 7", "`create` on"),
+    ] {
+        let header = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let answer = post_logs(&gateway, PROTOBUF, &header, &logs(1).encode_to_vec()).await;
+        assert_eq!(split(&answer).0, status, "{answer}");
+        assert!(answer.contains(part), "{part}: {answer}");
+        let path = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
+        let headers = format!("content-type: application/grpc\r\n{TABLE_HEADER}: {LOGS}\r\n{header}");
+        let message = logs(1).encode_to_vec();
+        let length = u32::try_from(message.len()).expect("short").to_be_bytes();
+        let answer = post(&gateway, path, &headers, &[&[0], &length[..], &message].concat()).await;
+        assert!(answer.contains(grpc), "{answer}");
+    }
+    assert_eq!(pod.see(|memory| (memory.opens.len(), memory.specs.len())), (0, 0));
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ use sluice_shared::frame::{Ack, Finish, FinishWhen, GatewayFrame, ProducerFrame,
 use sluice_shared::prefixed::{FrameReader, prefix};
 use tempfile::TempDir;
 
+use crate::auth;
 use crate::harness::{FakePod, gateway_with, metric, soon};
 
 /// A gateway with a certificate of its own.
@@ -537,4 +538,28 @@ async fn without_a_certificate_there_is_no_quic() {
     assert_eq!(gateway_with(&[&pod], |_| {}).await.quic_address(), None);
     let off = Quic::with(&[&pod], |config| config.quic_listen = Some("off".to_owned())).await;
     assert_eq!(off.gateway.quic_address(), None);
+}
+
+#[tokio::test]
+async fn the_open_frame_has_to_carry_a_token_where_tokens_are_asked_for() {
+    let (pod, keys) = (FakePod::start("pod-1"), tempfile::tempdir().expect("a directory"));
+    let quic = Quic::with(&[&pod], |config| auth::guard(config, keys.path())).await;
+    let connection = quic.connect().await;
+    let other = auth::token_for("main.default.others");
+    for (token, code, status) in [
+        (None, "missing_token", 401),
+        (Some("not.a.token"), "token_invalid", 401),
+        (Some(other.as_str()), "missing_privilege", 403),
+    ] {
+        let mut stream = Stream::silent(&connection).await;
+        let open = serde_json::json!({ "table": "flights", "token": token });
+        stream.frame(format!("\x01{open}").as_bytes()).await;
+        let (error, stopped) = stream.refusal().await;
+        assert_eq!((error.code.as_str(), stopped), (code, status), "{error}");
+    }
+    assert!(pod.see(|memory| memory.opens.is_empty()));
+    let mut stream = Stream::silent(&connection).await;
+    let open = serde_json::json!({ "table": "flights", "token": auth::token_for("main.default.flights") });
+    stream.frame(format!("\x01{open}").as_bytes()).await;
+    assert!(matches!(stream.read().await, Some(GatewayFrame::Opened(_))));
 }

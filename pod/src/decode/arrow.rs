@@ -24,7 +24,7 @@ use sluice_shared::frame::UnknownFields;
 use sluice_shared::table::{TableSpec, types};
 
 use super::conform::{Conversion, Misfit, conforms, null_bytes, settle};
-use super::fault::{Fault, advice_for_unknown};
+use super::fault::{Fault, advice_for_unknown, missing_column};
 use super::ipc::{Budget, FramedMessage, check_message, invalid, message};
 use crate::table::batch::Reason;
 
@@ -83,8 +83,8 @@ impl ArrowDecoder {
     /// counted from 0, by rising place.
     ///
     /// # Errors
-    /// `Invalid`, the frame as a whole: `invalid_arrow`, `decoded_too_large`, `schema_mismatch`, `unsupported_type`,
-    /// `unknown_field`, `count_mismatch`. Nothing has been refused by row then.
+    /// `Invalid`, the frame as a whole: `invalid_arrow`, `decoded_too_large`, `schema_mismatch`, `missing_column`,
+    /// `unsupported_type`, `unknown_field`, `count_mismatch`. Nothing has been refused by row then.
     pub fn decode(
         &mut self,
         payload: &Bytes,
@@ -123,7 +123,7 @@ impl ArrowDecoder {
     /// Whether an Arrow IPC stream, of which only the schema message is read, fits the table.
     ///
     /// # Errors
-    /// `Invalid`: `invalid_arrow`, `schema_mismatch`, `unsupported_type`, `unknown_field`.
+    /// `Invalid`: `invalid_arrow`, `schema_mismatch`, `missing_column`, `unsupported_type`, `unknown_field`.
     pub fn check_schema(&mut self, payload: &Bytes, unknown: UnknownFields) -> Result<(), Error> {
         self.checked_schema(payload, unknown).map(drop)
     }
@@ -288,7 +288,7 @@ fn places(sender: &Schema, table: &Schema) -> Result<Vec<Option<usize>>, Error> 
         None if field.is_nullable() => Ok(None),
         None => {
             let to = types::text(field.data_type());
-            Err(mismatch(
+            Err(missing_column(
                 field.name(),
                 &format!("it may not be null, and the frame does not have it: send it as {to}"),
             ))
@@ -514,7 +514,7 @@ mod tests {
         assert!(decode(&table(&[("n", "int64", true)]), &payload, 100, UnknownFields::Ignore).is_ok());
         let missing = table(&[("n", "int64", true), ("must", "int64", false)]);
         let error = decode(&missing, &payload, 100, UnknownFields::Ignore).expect_err("missing");
-        assert_eq!((error.code.as_str(), error.column.as_deref()), ("schema_mismatch", Some("must")));
+        assert_eq!((error.code.as_str(), error.column.as_deref()), ("missing_column", Some("must")));
         for garbage in [&b""[..], b"x", b"ARROW1\0\0", b"{\"n\":1}\n{\"n\":2}", &[0; 64], &[0xff; 64]] {
             assert_eq!(
                 code(decode(&table_schema, &Bytes::copy_from_slice(garbage), 1, refuse)),

@@ -91,6 +91,11 @@ pub(super) fn mismatch(path: &str, why: &str) -> Error {
     Error::invalid("schema_mismatch", format!("column {:?}: {why}", cut(path))).at_column(cut_path(path))
 }
 
+/// A stream's schema lacks a column that may not be null.
+pub(super) fn missing_column(path: &str, why: &str) -> Error {
+    Error::invalid("missing_column", format!("column {:?}: {why}", cut(path))).at_column(cut_path(path))
+}
+
 /// A stream's schema, called `whose`, has a field that the table does not have.
 pub(super) fn unknown_field(whose: &str, path: &str, name: &str, columns: &Fields) -> Error {
     let advice = advice_for_unknown(name, columns);

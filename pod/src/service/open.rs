@@ -111,6 +111,8 @@ struct Wish {
     encoding: Encoding,
     unknown: UnknownFields,
     schema: Bytes,
+    /// The producer may make the table.
+    may_create: bool,
     whole_requests: bool,
     existence: proto::Existence,
 }
@@ -169,6 +171,7 @@ impl TryFrom<proto::Open> for Wish {
             encoding,
             unknown: if open.ignore_unknown { UnknownFields::Ignore } else { UnknownFields::Refuse },
             schema: open.schema,
+            may_create: !open.may_not_create,
             whole_requests: open.whole_requests,
             existence,
         })
@@ -226,6 +229,10 @@ impl Opener<'_> {
                 Ok(Some(table))
             }
             Err(error) if error.kind != ErrorKind::NotFound => Err(error),
+            // Where nobody makes tables by sending, that is the reason.
+            Err(_) if !wish.may_create && (self.service.auto_create || !wish.schema.is_empty()) => {
+                Err(may_not_create(&wish.table))
+            }
             Err(_) if !wish.schema.is_empty() => {
                 let schema = match described::table_schema(wish.encoding, &wish.schema)? {
                     Some(schema) => schema,
@@ -378,6 +385,14 @@ impl Opener<'_> {
         };
         if tell(self.answers, Answer::Opened(opened)).await { Ok(()) } else { Err(End::Detached) }
     }
+}
+
+fn may_not_create(table: &TableName) -> Error {
+    let message = format!(
+        "there is no table {table}, and the producer's token lacks the privilege `create` to make it: grant it in \
+         gateway.clients, or make the table first"
+    );
+    Error::forbidden("missing_privilege", message)
 }
 
 impl PodService {

@@ -274,6 +274,34 @@ async fn of_two_producers_that_begin_a_named_stream_before_its_table_one_comes_t
 }
 
 /// `message Reading { optional int64 n = 1; repeated string tags = 2; }`, or with a string for `n`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_is_made_by_whom_may_alone() {
+    let data = tempfile::tempdir().expect("a directory");
+    let (pod, client) = start(data.path()).await;
+    let may_not = |open: proto::Open| proto::Open { may_not_create: true, ..open };
+    for open in [may_not(ephemeral(0)), may_not(protobuf(ephemeral(0)))] {
+        let refused = Call::open(&client, open).await.err().expect("refused");
+        assert_eq!(refused.code(), Code::PermissionDenied, "{refused:?}");
+        let error = sluice_shared::error::Error::from(refused);
+        assert_eq!(error.code, "missing_privilege");
+        assert!(error.message.contains("`create`"), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(data.path().join("tables")).map_or(0, Iterator::count), 0);
+    let mut call = Call::open(&client, ephemeral(0)).await.expect("opens");
+    call.send(0..1, &[]).await;
+    call.committed(1).await;
+    let mut second =
+        Call::open(&client, may_not(proto::Open { stream: other_stream(), ..ephemeral(0) })).await;
+    let call = second.as_mut().expect("there is a table now");
+    call.send(0..1, &[]).await;
+    call.durable(1).await;
+    pod.drain().await;
+}
+
+fn other_stream() -> String {
+    STREAM.replace('1', "2")
+}
+
 fn descriptor(n: Type) -> Bytes {
     let field = |name: &str, number: i32, label: Label, kind: Type| FieldDescriptorProto {
         name: Some(name.to_owned()),

@@ -94,7 +94,7 @@ async fn arrow_that_does_not_fit_its_table_is_refused_by_column() {
     let frame = |columns| ipc(&batch(columns), None);
     for (payload, count, code, column) in [
         (frame(vec![("id", texts())]), 2, "schema_mismatch", Some("id")),
-        (frame(vec![("n", numbers())]), 2, "schema_mismatch", Some("id")),
+        (frame(vec![("n", numbers())]), 2, "missing_column", Some("id")),
         (frame(vec![("id", numbers()), ("id", numbers())]), 2, "schema_mismatch", Some("id")),
         (frame(vec![("id", numbers()), ("s", numbers())]), 2, "schema_mismatch", Some("s")),
         (frame(vec![("id", numbers()), ("x", numbers())]), 2, "unknown_field", Some("x")),
@@ -165,6 +165,7 @@ async fn taken_or_refused(server: &Server, ledger: &mut Ledger<'_>, payload: &[u
                 "invalid_arrow",
                 "count_mismatch",
                 "schema_mismatch",
+                "missing_column",
                 "unknown_field",
                 "unsupported_type",
                 "decoded_too_large",

@@ -24,3 +24,4 @@ mod arrow;
 mod vanish;
 mod full;
 mod quic;
+mod tokens;

@@ -39,10 +39,11 @@ pub(super) async fn export(otlp: Arc<Otlp>, signal: Signal, request: Request) ->
         return (StatusCode::UNSUPPORTED_MEDIA_TYPE, message).into_response();
     }
     let exported = async {
+        let key = otlp.key(signal, &parts.headers)?;
         let mut body = Body::new(body, Coding::Identity, otlp.app.config.write_timeout());
         let call = otlp.read(&mut body).await?;
         let message = message(&otlp, &parts.headers, call)?;
-        otlp.export(signal, &parts.headers, Form::Protobuf, message).await
+        otlp.export(&key, Form::Protobuf, message).await
     };
     match exported.await {
         Ok(partial) => succeeded(signal, &partial),

@@ -45,8 +45,9 @@ async fn take(
     form: Form,
     (parts, body): (&Parts, &mut Body),
 ) -> Result<Partial, Error> {
+    let key = otlp.key(signal, &parts.headers)?;
     let message = otlp.read(body).await?;
-    otlp.export(signal, &parts.headers, form, message).await
+    otlp.export(&key, form, message).await
 }
 
 fn form(headers: &HeaderMap) -> Result<Form, Refusal> {

@@ -11,7 +11,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Rejected};
 use sluice_shared::ids::TableName;
@@ -22,6 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::Signal;
 use super::flat::{Frame, schema, schema_message};
 use crate::app::App;
+use crate::auth::{Credential, Privilege};
 use crate::session::{self, Edge, Ended, Input, Records, going_away};
 use crate::upstream::OpenTerms;
 
@@ -44,7 +44,7 @@ const TRIES: usize = 3;
 pub(super) struct Key {
     pub(super) signal: Signal,
     pub(super) table: TableName,
-    pub(super) credential: Option<Bytes>,
+    pub(super) credential: Credential,
 }
 
 /// Records of an export that its pod refused: how many, and the first of them by its row.
@@ -144,6 +144,7 @@ impl Streams {
             Err(error) if error.kind == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
+        self.app.auth.check(&key.credential, &key.table, Privilege::Create)?;
         let spec = TableSpec::new(schema(key.signal), Vec::new(), Default::default())?;
         self.app.upstream.create_table(&key.table, spec.to_json().to_string().into()).await?;
         tracing::info!(table = %key.table, signal = ?key.signal, "made a table for OTLP");
@@ -178,7 +179,7 @@ fn queue_full(key: &Key) -> Error {
 
 /// What a stream of exports is opened with. The one place where it is said.
 fn open_terms(key: &Key) -> Result<OpenTerms, Error> {
-    let terms = OpenTerms::ephemeral(key.table.clone(), Encoding::Arrow);
+    let terms = OpenTerms::ephemeral(key.table.clone(), Encoding::Arrow, key.credential.clone());
     Ok(OpenTerms { schema: schema_message(key.signal)?, ..terms })
 }
 
@@ -310,6 +311,8 @@ impl Edge for ExportEdge {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     #[tokio::test]

@@ -13,7 +13,9 @@ use tokio::sync::mpsc;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status, Streaming};
 
+use super::details::details;
 use crate::app::App;
+use crate::auth::{Credential, Privilege};
 use crate::session::{self, Ended, Input};
 
 /// Names the table in each call's headers; clients with headers of their own may leave it out.
@@ -24,12 +26,30 @@ const TARPIT: Duration = Duration::from_secs(1);
 /// Code of a request that leaves some out.
 const OFFSET_BEYOND_END: &str = "offset_beyond_end";
 
-pub(super) fn table_header(headers: &MetadataMap) -> Result<Option<TableName>, Error> {
+fn table_header(headers: &MetadataMap) -> Result<Option<TableName>, Error> {
     let Some(value) = headers.get(TABLE_HEADER) else { return Ok(None) };
     let text = value.to_str().map_err(|_| {
         Error::invalid("invalid_table_name", format!("header {TABLE_HEADER} is not printable ASCII"))
     })?;
     Ok(Some(text.parse()?))
+}
+
+/// Who calls, and for which table where the headers name it: whoever may not is told so before a stream begins. The stream
+/// itself is judged where all are.
+pub(super) fn admit(headers: &MetadataMap, app: &App) -> Result<(Option<TableName>, Credential), Status> {
+    let credential = Credential::of(headers.as_ref());
+    let admitted = app.auth.access(&credential).and_then(|access| {
+        let table = table_header(headers)?;
+        table.iter().try_for_each(|table| access.check(table, Privilege::Write).map(drop))?;
+        Ok(table)
+    });
+    match admitted {
+        Ok(table) => Ok((table, credential)),
+        Err(error) => {
+            app.metrics.error(&error);
+            Err(status(&error))
+        }
+    }
 }
 
 pub(super) fn status(error: &Error) -> Status {
@@ -43,7 +63,9 @@ pub(super) fn status(error: &Error) -> Status {
     if let Some(column) = &error.column {
         message = format!("column {column}: {message}");
     }
-    Status::new(code, format!("{message} [{}]", error.code))
+    let message = format!("{message} [{}]", error.code);
+    let details = details(code, &message, error);
+    Status::with_details(code, message, details)
 }
 
 /// A streaming call: its requests in, its answers out, and what of it is durable.

@@ -21,9 +21,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::calls::{Call, status, table_header};
+use super::calls::{Call, admit, status};
 use super::{ANSWERS_WAITING_MAX, MESSAGE_OVERHEAD_BYTES};
 use crate::app::App;
+use crate::auth::Credential;
 use crate::session::{self, Edge, Ended, Input, Records};
 use crate::upstream::OpenTerms;
 
@@ -55,14 +56,15 @@ impl FlightService for Flight {
         &self,
         request: Request<Streaming<FlightData>>,
     ) -> Result<Response<Self::DoPutStream>, Status> {
-        let table = table_header(request.metadata()).and_then(|table| {
+        let (table, credential) = admit(request.metadata(), &self.app)?;
+        let table = table.ok_or_else(|| {
             let message = "no header x-databricks-zerobus-table-name: in Arrow mode it names the table";
-            table.ok_or_else(|| Error::invalid("invalid_table_name", message))
-        });
-        let table = table.map_err(|error| status(&error))?;
+            status(&Error::invalid("invalid_table_name", message))
+        })?;
         let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
         let edge = FlightEdge {
             call: Call::new(request.into_inner(), answers, "send smaller batches"),
+            credential,
             schema: Bytes::new(),
             last_offset: -1,
         };
@@ -82,6 +84,7 @@ async fn serve(mut edge: FlightEdge, table: TableName, app: Arc<App>) {
 /// One call.
 struct FlightEdge {
     call: Call<FlightData, PutResult>,
+    credential: Credential,
     /// The schema message as it begins each frame.
     schema: Bytes,
     /// Of the last message that is wholly acked.
@@ -107,7 +110,7 @@ impl FlightEdge {
         let mut schema = BytesMut::new();
         put_message(&mut schema, &first.data_header, &[]);
         self.schema = schema.freeze();
-        let terms = OpenTerms::ephemeral(table, Encoding::Arrow);
+        let terms = OpenTerms::ephemeral(table, Encoding::Arrow, self.credential.clone());
         Ok(OpenTerms { schema: self.schema.clone(), whole_requests: true, ..terms })
     }
 
@@ -176,6 +179,10 @@ impl Edge for FlightEdge {
 
     fn is_clear(&self) -> bool {
         self.call.answers.is_clear()
+    }
+
+    fn moves_when_expired(&self) -> bool {
+        true
     }
 
     fn tell(&mut self, frame: &GatewayFrame) {

@@ -17,7 +17,7 @@ use sluice_shared::frame::UnknownFields;
 use sluice_shared::table::types;
 
 use super::super::conform::null_bytes;
-use super::super::fault::{below, mismatch, unknown_field};
+use super::super::fault::{below, mismatch, missing_column, unknown_field};
 use super::schema::{Type, TypeId, Types, Unit, invalid};
 
 /// Most values in a plan: a record may be part of many others, each time anew.
@@ -95,7 +95,7 @@ impl Planner<'_> {
         let missing = |name: &str| !sent.contains(name);
         if let Some(column) = columns.iter().find(|column| !column.is_nullable() && missing(column.name())) {
             let why = "it may not be null, and the Avro schema does not have it";
-            return Err(mismatch(&below(path, column.name()), why));
+            return Err(missing_column(&below(path, column.name()), why));
         }
         let row_bytes = columns.iter().map(|column| null_bytes(column.data_type())).sum();
         Ok(RecordPlan { fields: planned, row_bytes })

@@ -245,7 +245,7 @@ fn what_does_not_fit_is_refused_at_open() {
     check_open(&two, &[("c", "int64", true)], Err(("unknown_field", "d")));
     check_open(&two, &[("c", "int64", true), ("d", "int64", true), ("e", "int64", true)], Ok(()));
     let missing = [("c", "int64", true), ("d", "int64", true), ("e", "int64", false)];
-    check_open(&two, &missing, Err(("schema_mismatch", "e")));
+    check_open(&two, &missing, Err(("missing_column", "e")));
     for of in [
         "",
         "\"long\"",

@@ -33,7 +33,7 @@ use sluice_shared::protobuf::{NUMBER_MAX, WireType};
 use sluice_shared::table::types;
 
 use super::super::conform::null_bytes;
-use super::super::fault::{below, cut, mismatch, unknown_field};
+use super::super::fault::{below, cut, mismatch, missing_column, unknown_field};
 use super::descriptor::{Holds, Named, Types, invalid, is_repeated, type_text};
 
 /// Most fields in a plan: a message may be part of many others, each time anew.
@@ -126,7 +126,7 @@ impl MessagePlan {
     /// A plan for a table's columns.
     ///
     /// # Errors
-    /// `Invalid`: `invalid_descriptor`, `schema_mismatch`, `unknown_field`.
+    /// `Invalid`: `invalid_descriptor`, `schema_mismatch`, `missing_column`, `unknown_field`.
     pub(super) fn new(
         root: &DescriptorProto,
         columns: &Fields,
@@ -219,7 +219,7 @@ impl<'a> Planner<'a> {
             columns.iter().find(|column| !column.is_nullable() && !sent.contains(column.name().as_str()));
         if let Some(column) = missing {
             let why = "it may not be null, and the descriptor does not have it";
-            return Err(mismatch(&below(path, column.name()), why));
+            return Err(missing_column(&below(path, column.name()), why));
         }
         plan.index();
         Ok(plan)

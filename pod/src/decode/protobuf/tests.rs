@@ -402,9 +402,9 @@ fn what_does_not_fit_is_refused_at_open() {
     let nested = "message S { optional int64 a = 1; optional int64 z = 2; } optional S c = 1;";
     check(nested, "struct<a: int64>", Err(("unknown_field", "c.z")));
     check(nested, "struct<a: string, z: int64>", Err(("schema_mismatch", "c.a")));
-    check(nested, "struct<a: int64, z: int64, y: int64 not null>", Err(("schema_mismatch", "c.y")));
+    check(nested, "struct<a: int64, z: int64, y: int64 not null>", Err(("missing_column", "c.y")));
     check_open("message M { optional int64 c = 1; }", &[("c", "int64", true), ("d", "int64", false)], {
-        Err(("schema_mismatch", "d"))
+        Err(("missing_column", "d"))
     });
     let outside = "message M { optional T c = 1; } message T { optional int64 a = 1; }";
     check_open(outside, &[("c", "struct<a: int64>", true)], mismatch);
