@@ -16,9 +16,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use sluice_shared::error::Error;
+use sluice_shared::lifecycle::TaskScope;
 
 /// Between two looks at the files.
-pub(crate) const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// What a certificate for local use is made out to, beside the host that the gateway listens on.
 const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
@@ -79,6 +80,17 @@ impl Certificate {
 impl ResolvesServerCert for Certificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.current())
+    }
+}
+
+/// Reads the certificate's files again when they change.
+pub(crate) async fn watch(certificate: Arc<Certificate>, scope: TaskScope) {
+    loop {
+        tokio::select! {
+            biased; // drain first: the certificate is of no more use
+            () = scope.draining() => return,
+            () = tokio::time::sleep(LOOK_INTERVAL) => certificate.look(),
+        }
     }
 }
 

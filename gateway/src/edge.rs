@@ -5,9 +5,13 @@
 //! frames for the producer into protocol bytes, and does nothing else.
 
 mod framed;
-pub(crate) mod http;
+mod gate;
+mod grpc;
+mod heads;
+mod http;
 mod json_text;
 mod post;
 pub(crate) mod quic;
+pub(crate) mod tcp;
 pub(crate) mod websocket;
 pub(crate) mod zerobus;

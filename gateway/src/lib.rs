@@ -7,6 +7,10 @@
 mod config;
 mod app;
 mod certificate;
+mod socket;
+mod progress;
+mod peers;
+mod budget;
 mod edge;
 mod session;
 pub mod placement;

@@ -25,13 +25,14 @@ use serde_json::{Value, json};
 use sluice_shared::error::Error;
 use sluice_shared::frame::{SUBPROTOCOL, UnknownFields};
 use sluice_shared::ids::TableName;
-use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tower::ServiceExt;
 
 use crate::app::{App, Connection};
+use crate::edge::heads::Http1Socket;
 use crate::edge::zerobus::flight::{self, Flight};
 use crate::edge::zerobus::{self, Zerobus};
-use crate::edge::{post as posts, websocket};
+use crate::edge::{grpc, post as posts, websocket};
 use crate::session::going_away;
 
 /// A table spec is a schema and some properties.
@@ -62,6 +63,8 @@ State:   GET /healthz   GET /readyz   GET /metrics
 
 /// All paths.
 pub(crate) fn router(app: Arc<App>) -> Router {
+    let read_timeout = app.config.read_timeout();
+    let grpc = move |request: Request| grpc::watched(request, read_timeout);
     Router::new()
         .route("/", get(async || ABOUT))
         .route("/healthz", get(async || "ok\n"))
@@ -72,8 +75,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/tables/{table}/stream", get(stream))
         .route("/v1/tables/{table}/records", post(posts::records))
         .route("/zerobus/v1/tables/{table}/insert", post(posts::insert))
-        .route_service(zerobus::PATH, Zerobus::server(Arc::clone(&app)))
-        .route_service(flight::PATH, Flight::server(Arc::clone(&app)))
+        .route_service(zerobus::PATH, Zerobus::server(Arc::clone(&app)).map_request(grpc))
+        .route_service(flight::PATH, Flight::server(Arc::clone(&app)).map_request(grpc))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .with_state(app)
@@ -250,9 +253,9 @@ async fn upgraded(upgrade: OnUpgrade, stream: websocket::Request, app: Arc<App>,
         tracing::debug!("a connection was lost during its upgrade");
         return;
     };
-    match upgraded.downcast::<TokioIo<TcpStream>>() {
+    match upgraded.downcast::<TokioIo<Http1Socket>>() {
         Ok(parts) => {
-            let (socket, buffered) = (parts.io.into_inner(), parts.read_buf.to_vec());
+            let (socket, buffered) = (parts.io.into_inner().socket, parts.read_buf.to_vec());
             websocket::serve(socket, buffered, stream, app).await;
         }
         Err(upgraded) => refuse_socket(upgraded),
@@ -260,7 +263,7 @@ async fn upgraded(upgrade: OnUpgrade, stream: websocket::Request, app: Arc<App>,
     drop(connection);
 }
 
-/// The accept loop hands hyper plain sockets and no others.
+/// `tcp` hands hyper these sockets and no others.
 fn refuse_socket(upgraded: Upgraded) {
     tracing::error!(?upgraded, "upgraded a connection that is not the socket that was accepted");
 }

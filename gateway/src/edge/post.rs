@@ -174,7 +174,7 @@ impl Post {
     /// Carries the body to its end, or to that of its stream.
     async fn carry(self, body: axum::body::Body, app: &App) -> (Result<(), Error>, Told, Rest) {
         let mut edge = PostEdge {
-            body: Body::new(body, self.coding, app.config.write_timeout()),
+            body: Body::new(body, self.coding, app.config.read_timeout()),
             splitter: self.splitter,
             ready: Ready::new(app.config.frame_bytes_max.as_usize()),
             wait: self.wait,
@@ -345,7 +345,14 @@ struct PostEdge {
 impl PostEdge {
     async fn read(&mut self) -> Result<(), Error> {
         match self.body.next().await? {
-            Some(piece) => self.splitter.push(piece, &mut self.ready),
+            Some(piece) => {
+                let before = self.ready.records();
+                self.splitter.push(piece, &mut self.ready)?;
+                if self.ready.records() > before {
+                    self.body.record_ended();
+                }
+                Ok(())
+            }
             None => {
                 self.at = At::Finishing;
                 self.splitter.finish(&mut self.ready)

@@ -67,7 +67,8 @@ impl zerobus::zerobus_server::Zerobus for Zerobus {
     ) -> Result<Response<Self::EphemeralStreamStream>, Status> {
         let table = table_header(request.metadata()).map_err(|error| status(&error))?;
         let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
-        let call = Call::new(request.into_inner(), answers, "send smaller messages");
+        let (_, extensions, requests) = request.into_parts();
+        let call = Call::new(requests, answers, "send smaller messages").carried(&extensions, &self.app);
         let edge = ZerobusEdge { call, encoding: Encoding::Json };
         self.app.scope.spawn("zerobus stream", serve(edge, table, Arc::clone(&self.app)));
         Ok(Response::new(ReceiverStream::new(receiver)))

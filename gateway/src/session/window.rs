@@ -13,6 +13,8 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 use sluice_shared::ids::OffsetRange;
 
+use crate::budget::Share;
+
 /// Payloads up to this size are copied into a merged frame; larger ones gain nothing from it.
 const SMALL_BYTES: usize = 4 << 10;
 /// A merged frame is not made larger than this.
@@ -70,6 +72,8 @@ pub(crate) struct Window {
     /// Of all held frames.
     bytes: usize,
     budget: usize,
+    /// The same bytes, and those of `hold`, among all streams'.
+    share: Share,
     next_offset: u64,
     /// One more than the last offset that any pod was ever sent.
     sent_next: u64,
@@ -84,7 +88,7 @@ struct Merging {
 
 impl Window {
     /// An empty window of `budget` bytes whose first record gets `next_offset`.
-    pub(crate) fn new(next_offset: u64, budget: usize, merge: Merge) -> Self {
+    pub(crate) fn new(next_offset: u64, budget: usize, merge: Merge, share: Share) -> Self {
         Self {
             frames: VecDeque::new(),
             sent: 0,
@@ -92,6 +96,7 @@ impl Window {
             merge,
             bytes: 0,
             budget,
+            share,
             next_offset,
             sent_next: next_offset,
         }
@@ -126,7 +131,23 @@ impl Window {
     /// Whether a payload of this size fits. An empty window takes any: else one larger than the budget would
     /// wait for ever.
     pub(crate) fn has_room(&self, payload_bytes: usize) -> bool {
-        self.is_empty() || self.bytes + payload_bytes + FRAME_OVERHEAD_BYTES <= self.budget
+        let payload_bytes = payload_bytes + FRAME_OVERHEAD_BYTES;
+        self.is_empty() || (self.bytes + payload_bytes <= self.budget && self.share.has_room(payload_bytes))
+    }
+
+    /// Counts a payload that was read and has no room here yet among all streams' bytes.
+    pub(crate) fn hold(&mut self, payload_bytes: usize) {
+        self.share.take(payload_bytes);
+    }
+
+    /// Its end.
+    pub(crate) fn let_go(&mut self, payload_bytes: usize) {
+        self.share.give_back(payload_bytes);
+    }
+
+    fn grow(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        self.share.take(bytes);
     }
 
     /// Whether something waits to be sent.
@@ -141,11 +162,11 @@ impl Window {
         if !small {
             self.seal();
             let frame = Frame { first_offset: range.start, count, payload };
-            self.bytes += frame.bytes();
+            self.grow(frame.bytes());
             self.frames.push_back(frame);
         } else if !self.merged(count, &payload) {
             self.seal();
-            self.bytes += payload.len() + FRAME_OVERHEAD_BYTES;
+            self.grow(payload.len() + FRAME_OVERHEAD_BYTES);
             let payload = BytesMut::from(&payload[..]);
             self.merging = Some(Merging { first_offset: range.start, count, payload });
         }
@@ -166,7 +187,8 @@ impl Window {
         }
         merging.payload.extend_from_slice(payload);
         merging.count = sum;
-        self.bytes += merging.payload.len() - before;
+        let grown = merging.payload.len() - before;
+        self.grow(grown);
         true
     }
 
@@ -202,6 +224,7 @@ impl Window {
         while self.frames.front().is_some_and(|frame| frame.end() <= next) {
             let Some(frame) = self.frames.pop_front() else { break };
             self.bytes -= frame.bytes();
+            self.share.give_back(frame.bytes());
             // After a rewind an ack of the lost pod's work may cover frames that are not sent again yet.
             self.sent = self.sent.saturating_sub(1);
         }
@@ -229,9 +252,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::budget::Budget;
 
     fn window(merge: Merge) -> Window {
-        Window::new(0, 1000, merge)
+        Window::new(0, 1000, merge, Budget::new(1 << 30).share())
     }
 
     fn line(text: &'static str) -> Bytes {
@@ -315,7 +339,7 @@ mod tests {
 
     #[test]
     fn offsets_do_not_wrap() {
-        let mut window = Window::new(u64::MAX - 1, 1000, Merge::Lines);
+        let mut window = Window::new(u64::MAX - 1, 1000, Merge::Lines, Budget::new(1000).share());
         assert!(window.push(2, line("a\nb")).is_none());
         assert!(window.push(1, line("a")).is_some());
     }

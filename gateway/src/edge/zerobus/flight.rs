@@ -61,8 +61,9 @@ impl FlightService for Flight {
         });
         let table = table.map_err(|error| status(&error))?;
         let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
+        let (_, extensions, requests) = request.into_parts();
         let edge = FlightEdge {
-            call: Call::new(request.into_inner(), answers, "send smaller batches"),
+            call: Call::new(requests, answers, "send smaller batches").carried(&extensions, &self.app),
             schema: Bytes::new(),
             last_offset: -1,
         };
