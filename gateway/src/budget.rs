@@ -104,7 +104,7 @@ mod tests {
         hot.give_back(400);
         assert!(second.has_room(10), "there is room again below the half");
         drop(hot);
-        assert_eq!(fill(&mut second, 10) + fill(&mut third, 10), 1000 / 2 - 320 + 90 - 0);
+        assert_eq!(fill(&mut second, 10) + fill(&mut third, 10), 180 + 90);
     }
 
     #[test]

@@ -3,10 +3,12 @@
 //! *Owns*: asking and printing.
 //! *Does not own*: the description; the gateway's JSON is printed as it is.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use sluice_client::Client;
 use sluice_shared::ids::TableName;
 
 use crate::{http, print};
@@ -19,6 +21,9 @@ pub(crate) struct TablesArgs {
     /// The gateway.
     #[arg(long, default_value = "ws://127.0.0.1:7070")]
     url: String,
+    /// Certificates (PEM) to trust with `wss://` in place of the system's.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 }
 
 pub(crate) async fn run(args: TablesArgs) -> Result<ExitCode> {
@@ -26,7 +31,11 @@ pub(crate) async fn run(args: TablesArgs) -> Result<ExitCode> {
         Some(name) => format!("/v1/tables/{}", name.parse::<TableName>()?),
         None => "/v1/tables".to_owned(),
     };
-    let answer = http::get(&args.url, &path).await?;
+    let mut client = Client::connect(&args.url).await?;
+    if let Some(ca) = &args.ca {
+        client = client.ca_certificate(ca)?;
+    }
+    let answer = http::get_from_any(&args.url, &path, &client).await?;
     let body: Value = serde_json::from_slice(&answer.body).with_context(|| {
         format!("{} answered GET {path} with status {} and no JSON", args.url, answer.status)
     })?;

@@ -18,8 +18,8 @@ use crate::socket::Socket;
 
 /// Bytes of a request's head; the library refuses a larger one.
 pub(crate) const HEAD_BYTES_MAX: usize = 16 << 10;
-/// No head has this byte: the library answers 400, and closes.
-const NO_HEAD: u8 = 0;
+/// No head has this first byte: the library answers 400, and closes. It looks at a head once that has an end.
+const NO_HEAD: &[u8] = b"\0\r\n\r\n";
 
 /// Follows the bytes of one connection.
 #[derive(Debug)]
@@ -176,11 +176,13 @@ impl Head {
 pub(crate) struct Http1Socket {
     pub(crate) socket: Socket,
     heads: Heads,
+    /// What is still to be read in place of a head that must not be. Nothing is read behind it.
+    refusal: Option<&'static [u8]>,
 }
 
 impl Http1Socket {
     pub(crate) fn new(socket: Socket) -> Self {
-        Self { socket, heads: Heads::new() }
+        Self { socket, heads: Heads::new(), refusal: None }
     }
 }
 
@@ -191,11 +193,18 @@ impl AsyncRead for Http1Socket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.socket).poll_read(cx, buffer))?;
-        if let Err(at) = self.heads.feed(&buffer.filled()[before..]) {
-            // In place of the bytes that must not be read, so that the answer comes after those to earlier requests.
-            buffer.set_filled(before + at);
-            buffer.put_slice(&[NO_HEAD]);
+        if self.refusal.is_none() {
+            ready!(Pin::new(&mut self.socket).poll_read(cx, buffer))?;
+            if let Err(at) = self.heads.feed(&buffer.filled()[before..]) {
+                // In place of the bytes that must not be read, so that the answer comes after those to earlier requests.
+                buffer.set_filled(before + at);
+                self.refusal = Some(NO_HEAD);
+            }
+        }
+        if let Some(refusal) = &mut self.refusal {
+            let (now, later) = refusal.split_at(refusal.len().min(buffer.remaining()));
+            buffer.put_slice(now);
+            *refusal = later;
         }
         Poll::Ready(Ok(()))
     }
