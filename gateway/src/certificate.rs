@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use sluice_shared::error::Error;
-use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::lifecycle::{Hangups, TaskScope};
 
 /// Between two looks at the files.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
@@ -83,12 +83,20 @@ impl ResolvesServerCert for Certificate {
     }
 }
 
-/// Reads the certificate's files again when they change.
+/// Reads the certificate's files again when they change, at a SIGHUP at once.
 pub(crate) async fn watch(certificate: Arc<Certificate>, scope: TaskScope) {
+    let mut hangups = Hangups::new();
     loop {
+        let hangup = async {
+            match &mut hangups {
+                Some(hangups) => hangups.next().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased; // drain first: the certificate is of no more use
             () = scope.draining() => return,
+            () = hangup => certificate.look(),
             () = tokio::time::sleep(LOOK_INTERVAL) => certificate.look(),
         }
     }

@@ -15,7 +15,7 @@ use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::PodConfig;
 use sluice_shared::config::{ByteSize, Loaded};
 use sluice_shared::ids::PodId;
-use sluice_shared::lifecycle::terminated;
+use sluice_shared::lifecycle::{Hangups, terminated};
 use sluice_shared::link::{self, PodAddress};
 use tokio::net::{TcpListener, UdpSocket};
 
@@ -281,6 +281,8 @@ fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
 /// Waits for SIGINT or SIGTERM, then drains. A second signal ends the process at once: what is durable is then
 /// committed at the next start.
 async fn run_until_signal(drain: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
+    // It means what it says on a terminal alone: elsewhere it asks to read files again, and ends nobody.
+    let _hangups = Hangups::new();
     terminated().await.context("cannot wait for signals")?;
     print::note("draining: once more to end at once (what is durable is then committed at the next start)");
     tokio::select! {

@@ -24,3 +24,5 @@ mod arrow;
 mod vanish;
 mod full;
 mod quic;
+mod tls;
+mod process;
