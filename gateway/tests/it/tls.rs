@@ -95,7 +95,7 @@ async fn a_websocket_carries_a_stream_over_tls() {
     let tls = Tls::start(&[&pod]).await;
     let socket = tls.connect(&TLS13, b"http/1.1").await;
     let url = "wss://localhost/v1/tables/flights/stream";
-    let upgrading = tokio_tungstenite::client_async(url, socket);
+    let upgrading = Box::pin(tokio_tungstenite::client_async(url, socket));
     let (mut socket, _) = soon("the upgrade", upgrading).await.expect("upgrades");
     let opened = soon("opened", socket.next()).await.expect("open").expect("no failure");
     assert!(opened.to_text().expect("text").contains("next_offset"), "{opened:?}");
