@@ -350,3 +350,19 @@ async fn the_methods_of_proxies_are_refused() {
     let reset = raw.until(RST_STREAM).await;
     assert_eq!(reset.stream, 3);
 }
+
+/// Those older ones take memory without bound from a few frames (RUSTSEC-2026-0258, RUSTSEC-2026-0185).
+#[test]
+fn the_libraries_that_read_frames_are_no_older_than_their_fixes() {
+    let lock = include_str!("../../../Cargo.lock");
+    for (name, least) in [("h2", [0, 4, 16]), ("quinn-proto", [0, 11, 15])] {
+        let entries =
+            lock.split("[[package]]").filter(|entry| entry.contains(&format!("name = \"{name}\"\n")));
+        let versions: Vec<Vec<u32>> = entries
+            .filter_map(|entry| entry.split("version = \"").nth(1)?.split('"').next())
+            .map(|version| version.split('.').filter_map(|part| part.parse().ok()).collect())
+            .collect();
+        assert!(!versions.is_empty(), "{name} is not locked");
+        assert!(versions.iter().all(|version| version.as_slice() >= &least[..]), "{name}: {versions:?}");
+    }
+}

@@ -20,3 +20,4 @@ mod trickle;
 mod websocket;
 mod requests;
 mod h2;
+mod quic_abuse;
