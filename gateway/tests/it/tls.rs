@@ -219,3 +219,30 @@ async fn the_plain_port_can_be_off() {
     assert!(gateway.quic_address().is_some(), "over QUIC too, at the address of TLS");
     gateway.drain(Duration::from_secs(5)).await;
 }
+
+#[tokio::test]
+async fn handshakes_under_way_are_bounded() {
+    const HANDSHAKES_MAX: usize = 1024;
+    let tls = Tls::start(&[]).await;
+    let mut slow = Vec::new();
+    for _ in 0..HANDSHAKES_MAX {
+        slow.push(tls.tcp().await);
+    }
+    let under_way = async {
+        while metric(tls.gateway.address(), "sluice_gateway_connections").await <= HANDSHAKES_MAX as u64 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("as many handshakes", under_way).await;
+    assert!(raw_bytes(tls.tcp().await, b"").await.is_empty(), "it is closed without a word");
+    assert_eq!(tls.errors("too_many_handshakes").await, 1);
+    // Those that end make room, and the plain port is not held up.
+    drop(slow);
+    let served = async {
+        let name = ServerName::try_from("localhost").expect("a name");
+        while tls.connector(&TLS13, b"h2").connect(name.clone(), tls.tcp().await).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("a handshake", served).await;
+}
