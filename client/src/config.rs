@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::retry::RetryPolicy;
 use crate::stream::Stream;
 use crate::transport::GatewayUrl;
-use crate::transport::quic::Trust;
+use crate::transport::trust::Trust;
 
 /// Unacknowledged bytes that a stream holds, unless told otherwise; the gateway may grant less.
 const WINDOW_BYTES: u64 = 8 << 20;
@@ -30,8 +30,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Takes the URL of a gateway (`ws://host:port`, `http://host:port` or `quic://host:port`), or several, joined by
-    /// commas: a stream that loses its gateway goes on with the next. Nothing is connected yet: `open` does that.
+    /// Takes the URL of a gateway (`ws://host:port`, `wss://…`, `http://…`, `https://…` or `quic://…`), or several, joined
+    /// by commas: a stream that loses its gateway goes on with the next. Nothing is connected yet: `open` does that.
     ///
     /// # Errors
     /// `Url` where one is none.
@@ -41,13 +41,21 @@ impl Client {
     }
 
     /// Trusts the certificates of this PEM file, in place of the system's: an authority that signed those of the
-    /// gateways, or a gateway's own. For `quic://` alone.
+    /// gateways, or a gateway's own. For `wss://` and `quic://`.
     ///
     /// # Errors
     /// `Certificate` where the file has none.
     pub fn ca_certificate(mut self, path: impl AsRef<Path>) -> Result<Self, Error> {
         self.trust = Arc::new(Trust::only(path.as_ref())?);
         Ok(self)
+    }
+
+    /// The TLS of its connections, for other requests to the same gateways by HTTP/1.1.
+    ///
+    /// # Errors
+    /// `Certificate` where the system trusts nobody.
+    pub fn tls(&self) -> Result<Arc<rustls::ClientConfig>, Error> {
+        self.trust.http1()
     }
 
     /// Presents this bearer token at each open.
@@ -72,7 +80,7 @@ impl Client {
     pub async fn bearer_token(&self) -> Result<Option<String>, Error> {
         let mut failure = None;
         for gateway in &*self.gateways {
-            match self.credential.token(gateway).await {
+            match self.credential.token(gateway, &self.trust).await {
                 Err(error) if error.retry_after().is_some() => failure = Some(error),
                 other => return other,
             }

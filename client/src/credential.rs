@@ -15,13 +15,17 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
 use serde::Deserialize;
 use sluice_shared::error::{Error as GatewayError, ErrorKind};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
+use tokio_rustls::TlsConnector;
 
 use crate::error::Error;
+use crate::transport::trust::Trust;
 use crate::transport::{GatewayUrl, broke_protocol, lost, timed_out};
 
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -59,7 +63,7 @@ impl Credential {
     ///
     /// # Errors
     /// What the gateway says of id and secret, and a gateway that cannot be reached.
-    pub(crate) async fn token(&self, url: &GatewayUrl) -> Result<Option<String>, Error> {
+    pub(crate) async fn token(&self, url: &GatewayUrl, trust: &Trust) -> Result<Option<String>, Error> {
         let client = match self {
             Self::None => return Ok(None),
             Self::Token(token) => return Ok(Some(token.clone())),
@@ -69,7 +73,7 @@ impl Credential {
         if let Some(held) = held.as_ref().filter(|held| Instant::now() < held.renew_at) {
             return Ok(Some(held.token.clone()));
         }
-        let fetched = client.fetch(url).await?;
+        let fetched = client.fetch(url, trust).await?;
         let token = fetched.token.clone();
         *held = Some(fetched);
         Ok(Some(token))
@@ -109,14 +113,14 @@ struct Refusal {
 }
 
 impl ClientSecret {
-    async fn fetch(&self, url: &GatewayUrl) -> Result<Held, Error> {
+    async fn fetch(&self, url: &GatewayUrl, trust: &Trust) -> Result<Held, Error> {
         if url.is_quic() && !is_this_machine(url.host()) {
-            let what = "tokens are fetched over plain HTTP, which would show the client's secret: fetch one elsewhere, and \
-                        present it as a token";
+            let what = "over quic:// tokens are fetched by plain HTTP, which would show the client's secret: use wss://, or \
+                        fetch one elsewhere and present it as a token";
             return Err(Error::Insecure { url: url.to_string(), what: what.to_owned() });
         }
         let asked_at = Instant::now();
-        let asked = timeout(FETCH_TIMEOUT, self.ask(url)).await;
+        let asked = timeout(FETCH_TIMEOUT, self.ask(url, trust)).await;
         let (status, body) = asked.map_err(|_| timed_out(url, "waiting for a token", FETCH_TIMEOUT))??;
         if status != StatusCode::OK {
             return Err(refused(url, status, &body));
@@ -127,7 +131,7 @@ impl ClientSecret {
         Ok(Held { token: answer.access_token, renew_at })
     }
 
-    async fn ask(&self, url: &GatewayUrl) -> Result<(StatusCode, Bytes), Error> {
+    async fn ask(&self, url: &GatewayUrl, trust: &Trust) -> Result<(StatusCode, Bytes), Error> {
         let failed = |what: &dyn fmt::Display| lost(url, &format!("cannot fetch a token: {what}"));
         let basic = STANDARD.encode(format!("{}:{}", self.id, self.secret));
         let request = Request::builder()
@@ -139,19 +143,35 @@ impl ClientSecret {
             .body(Full::new(Bytes::from_static(GRANT)))
             .map_err(|error| failed(&error))?;
         let socket = TcpStream::connect(url.authority()).await.map_err(|error| failed(&error))?;
-        let shaken = http1::handshake(TokioIo::new(socket)).await;
-        let (mut sender, connection) = shaken.map_err(|error| failed(&error))?;
-        // Owns the sender, whose end is the connection's.
-        let asking = async move {
-            let response = sender.send_request(request).await.map_err(|error| failed(&error))?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-            Ok((status, body.map_err(|error| failed(&error))?.to_bytes()))
-        };
-        // How the connection ends is of no interest where the answer is there, and its error where it is not.
-        let (answer, _) = tokio::join!(asking, connection);
-        answer
+        if !url.is_tls() {
+            return exchange(socket, request).await.map_err(|error| failed(&error));
+        }
+        let name = ServerName::try_from(url.host().trim_matches(['[', ']']).to_owned());
+        let name = name.map_err(|error| failed(&error))?;
+        let secured = Box::pin(TlsConnector::from(trust.http1()?).connect(name, socket)).await;
+        let socket = secured.map_err(|error| failed(&error))?;
+        exchange(socket, request).await.map_err(|error| failed(&error))
     }
+}
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// One request on a connection of its own.
+async fn exchange(
+    socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+) -> Result<(StatusCode, Bytes), AnyError> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
+    // Owns the sender, whose end is the connection's.
+    let asking = async move {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await?;
+        Ok((status, body.to_bytes()))
+    };
+    // How the connection ends is of no interest where the answer is there, and its error where it is not.
+    let (answer, _) = tokio::join!(asking, connection);
+    answer
 }
 
 fn refused(url: &GatewayUrl, status: StatusCode, body: &[u8]) -> Error {

@@ -195,13 +195,14 @@ impl StreamTask {
     async fn connect(&mut self) -> Result<Connection, Error> {
         let settings = &self.begin.settings;
         let (credential, at) = (Arc::clone(&settings.credential), self.hops % settings.gateways.len());
-        let token = credential.token(&settings.gateways[at]).await?;
+        let token = credential.token(&settings.gateways[at], &settings.trust).await?;
         match self.open(at, token.clone()).await {
             Err(Error::Gateway(error))
                 if error.kind == ErrorKind::Unauthorized && credential.renews(token.as_deref()).await =>
             {
                 tracing::debug!(table = %self.begin.settings.table, %error, "a token was not taken");
-                let token = credential.token(&self.begin.settings.gateways[at]).await?;
+                let settings = &self.begin.settings;
+                let token = credential.token(&settings.gateways[at], &settings.trust).await?;
                 self.open(at, token).await
             }
             other => other,

@@ -5,6 +5,7 @@
 
 pub(crate) mod websocket;
 pub(crate) mod quic;
+pub(crate) mod trust;
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +18,7 @@ use sluice_shared::frame::{GatewayFrame, Open, Opened, ProducerFrame};
 use tokio::time::Instant;
 
 use crate::error::Error;
-use quic::Trust;
+use trust::Trust;
 
 /// Port of a gateway whose URL names none.
 const PORT: u16 = 7070;
@@ -38,18 +39,23 @@ pub(crate) struct GatewayUrl {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scheme {
     Ws,
+    Wss,
     Quic,
 }
 
 impl GatewayUrl {
     /// Where streams into `table` are opened.
     pub(crate) fn stream(&self, table: &str) -> String {
-        format!("ws://{}/v1/tables/{table}/stream", self.authority)
+        format!("{}://{}/v1/tables/{table}/stream", self.scheme, self.authority)
     }
 
     /// Host and port.
     pub(crate) fn authority(&self) -> &str {
         &self.authority
+    }
+
+    pub(crate) fn is_tls(&self) -> bool {
+        self.scheme == Scheme::Wss
     }
 
     pub(crate) fn is_quic(&self) -> bool {
@@ -78,10 +84,8 @@ impl FromStr for GatewayUrl {
         let scheme = match uri.scheme_str() {
             Some("ws" | "http") => Scheme::Ws,
             Some("quic") => Scheme::Quic,
-            Some("wss" | "https") => {
-                return Err(invalid("TLS is not there yet: use quic://, ws:// or http://"));
-            }
-            _ => return Err(invalid("expected ws://host:port, http://host:port or quic://host:port")),
+            Some("wss" | "https") => Scheme::Wss,
+            _ => return Err(invalid("expected ws://, wss://, http://, https:// or quic://, then host:port")),
         };
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
             return Err(invalid("expected no path behind host:port"));
@@ -97,11 +101,17 @@ impl FromStr for GatewayUrl {
 
 impl fmt::Display for GatewayUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.scheme {
-            Scheme::Ws => "ws",
-            Scheme::Quic => "quic",
-        };
-        write!(f, "{scheme}://{}", self.authority)
+        write!(f, "{}://{}", self.scheme, self.authority)
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ws => "ws",
+            Self::Wss => "wss",
+            Self::Quic => "quic",
+        })
     }
 }
 
@@ -135,7 +145,11 @@ impl Connection {
     /// Connects, so that a stream into `table` can be opened.
     pub(crate) async fn connect(url: &GatewayUrl, table: &str, trust: &Trust) -> Result<Self, Error> {
         let io = match url.scheme {
-            Scheme::Ws => Io::WebSocket(Box::new(websocket::Connection::connect(url, table).await?)),
+            Scheme::Ws => Io::WebSocket(Box::new(websocket::Connection::connect(url, table, None).await?)),
+            Scheme::Wss => {
+                let tls = Some(trust.http1()?);
+                Io::WebSocket(Box::new(websocket::Connection::connect(url, table, tls).await?))
+            }
             Scheme::Quic => Io::Quic(Box::new(Box::pin(quic::Connection::connect(url, trust)).await?)),
         };
         Ok(Self { url: url.clone(), io })
@@ -216,12 +230,15 @@ mod tests {
             ("http://localhost:80/", "ws://localhost:80"),
             ("ws://[::1]:7070", "ws://[::1]:7070"),
             ("ws://gateway", "ws://gateway:7070"),
+            ("wss://gateway", "wss://gateway:7070"),
+            ("https://localhost:443/", "wss://localhost:443"),
             ("quic://[::1]:70/", "quic://[::1]:70"),
             ("quic://gateway", "quic://gateway:7070"),
         ] {
             assert_eq!(url.parse::<GatewayUrl>().expect(url).to_string(), shown);
         }
-        for url in ["", "localhost:7070", "wss://a:1", "ftp://a:1", "ws://a:1/v1", "ws://u@a:1", "ws://:1"] {
+        for url in ["", "localhost:7070", "wss://a:1/x", "ftp://a:1", "ws://a:1/v1", "ws://u@a:1", "ws://:1"]
+        {
             let error = url.parse::<GatewayUrl>().expect_err(url).to_string();
             assert!(error.contains("invalid gateway URL"), "{error}");
         }

@@ -21,6 +21,7 @@ import urllib.request
 os.environ.setdefault("RUST_LOG", "off")
 
 import pyarrow as pa
+import trustme
 from deltalake import DeltaTable
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from zerobus.sdk.shared import (
@@ -45,17 +46,20 @@ class Headers(HeadersProvider):
 class Process:
     """A child, its output in a file, and the address that it printed."""
 
-    def __init__(self, name, directory, *args):
+    def __init__(self, name, directory, *args, environment=None):
         self.log = os.path.join(directory, f"{name}.log")
         self.file = open(self.log, "a")
         at = self.file.tell()
-        self.child = subprocess.Popen([SLUICE, *args], stdout=self.file, stderr=subprocess.STDOUT)
+        environment = {**os.environ, **(environment or {})}
+        self.child = subprocess.Popen(
+            [SLUICE, *args], stdout=self.file, stderr=subprocess.STDOUT, env=environment
+        )
         deadline = time.monotonic() + START_SECONDS
         while True:
             with open(self.log) as log:
                 log.seek(at)
                 said = log.read()
-            found = re.search(r"listens on (?:ws://)?(127\.0\.0\.1:\d+)", said)
+            found = re.search(r"listens on (?:wss?://)?(127\.0\.0\.1:\d+)", said)
             if found:
                 self.address = found[1]
                 return
@@ -73,8 +77,8 @@ class Process:
 
 
 class Sluice:
-    def __init__(self, directory, auto_create=True, config=None):
-        self.directory, self.auto_create, self.config = directory, auto_create, config
+    def __init__(self, directory, auto_create=True, config=None, tls=None):
+        self.directory, self.auto_create, self.config, self.tls = directory, auto_create, config, tls
         self.pod = self.start_pod("127.0.0.1:0")
         self.gateway = self.start_gateway("127.0.0.1:0")
 
@@ -85,7 +89,15 @@ class Sluice:
     def start_gateway(self, listen):
         pod = f"pod-1={self.pod.address}"
         config = ["--config", self.config] if self.config else []
-        return Process("gateway", self.directory, *config, "gateway", "--listen", listen, "--pod", pod)
+        if self.tls is None:
+            return Process("gateway", self.directory, *config, "gateway", "--listen", listen, "--pod", pod)
+        environment = {
+            "SLUICE_GATEWAY__TLS_CERT": self.tls.certificate,
+            "SLUICE_GATEWAY__TLS_KEY": self.tls.key,
+            "SLUICE_GATEWAY__QUIC_LISTEN": "off",
+        }
+        flags = ["--listen", "off", "--tls-listen", listen, "--pod", pod]
+        return Process("gateway", self.directory, *config, "gateway", *flags, environment=environment)
 
     def end(self):
         statuses = [self.gateway.end(), self.pod.end()]
@@ -96,6 +108,21 @@ class Sluice:
         table = DeltaTable(os.path.join(self.directory, "tables", *TABLE.split(".")))
         rows = table.to_pyarrow_table().to_pylist()
         return sorted(rows, key=lambda row: (row["_stream"], row["_offset"]))
+
+
+class Authority:
+    """An authority that nobody but the producers of a case knows, and a certificate of it for this machine."""
+
+    def __init__(self, directory):
+        self.file, self.certificate, self.key = (
+            os.path.join(directory, name) for name in ("authority.crt", "gateway.crt", "gateway.key")
+        )
+        authority = trustme.CA()
+        issued = authority.issue_cert("localhost", "127.0.0.1")
+        authority.cert_pem.write_to_path(self.file)
+        issued.private_key_pem.write_to_path(self.key)
+        for blob in issued.cert_chain_pems:
+            blob.write_to_path(self.certificate, append=True)
 
 
 def open_stream(address, **options):
@@ -138,6 +165,42 @@ stream.wait_for_offset(offset)
 stream.flush()
 stream.close()
 print("closed", flush=True)
+"""
+
+
+# Producers over TLS: whom a client trusts is read from the environment of its process.
+TLS_PRODUCERS = {
+    "grpc": """
+        import json, sys
+        from zerobus.sdk.shared import RecordType, StreamConfigurationOptions, TableProperties
+        options = StreamConfigurationOptions(
+            record_type=RecordType.JSON, recovery_retries=1, recovery_backoff_ms=200, recovery_timeout_ms=3000
+        )
+        stream = sdk.create_stream(
+            table_properties=TableProperties(module.TABLE), options=options, headers_provider=module.Headers()
+        )
+        for number in range(1000):
+            offset = stream.ingest_record_offset(json.dumps({"id": number}))
+        stream.wait_for_offset(offset)
+        stream.close()
+    """,
+    "arrow": """
+        import pyarrow as pa
+        schema = pa.schema([("id", pa.int64())])
+        stream = sdk.create_arrow_stream_with_headers_provider(module.TABLE, schema, module.Headers())
+        for first in range(0, 1000, 100):
+            ids = pa.array(range(first, first + 100), pa.int64())
+            offset = stream.ingest_batch(pa.RecordBatch.from_arrays([ids], schema=schema))
+        stream.wait_for_offset(offset)
+        stream.close()
+    """,
+}
+TLS_SDK = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("conformance", {script!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+sdk = module.ZerobusSdk({url!r}, {url!r})
 """
 
 
@@ -205,6 +268,33 @@ class Conformance(Case):
         stream.close()
         sluice.end()
         self.assertEqual([row["id"] for row in sluice.rows()], list(range(150_011)))
+
+    def produce_over_tls(self, kind, url, trusted):
+        code = TLS_SDK.format(script=os.path.abspath(__file__), url=url) + textwrap.dedent(TLS_PRODUCERS[kind])
+        environment = {**os.environ, "SSL_CERT_FILE": trusted, "no_proxy": "127.0.0.1,localhost"}
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
+            timeout=2 * START_SECONDS,
+        )
+
+    def check_tls(self, kind, host):
+        authority = Authority(self.scratch.name)
+        sluice = self.start(tls=authority)
+        url = f"https://{host}:{sluice.gateway.address.rsplit(':', 1)[1]}"
+        produced = self.produce_over_tls(kind, url, authority.file)
+        self.assertEqual(produced.returncode, 0, produced.stdout)
+        sluice.end()
+        self.assertEqual([row["id"] for row in sluice.rows()], list(range(1000)))
+
+    def test_records_over_tls_with_a_private_authority(self):
+        self.check_tls("grpc", "localhost")
+
+    def test_arrow_batches_over_tls_with_a_private_authority(self):
+        self.check_tls("arrow", "127.0.0.1")
 
     def test_a_bad_record_ends_the_stream_and_is_named(self):
         sluice = self.start()

@@ -1,59 +1,40 @@
-//! The gateway as a whole: bind, accept, drain.
+//! The gateway as a whole: start, what all tasks share, drain.
 //!
-//! *Owns*: the listener, the limit on connections, the scope of all tasks.
-//! *Does not own*: what a connection says (`edge`).
-//! Keeps P7: connections are bounded, and one that says nothing is closed.
+//! *Owns*: which listeners there are, places for connections, the scope of all tasks.
+//! *Does not own*: what a connection says (`edge`), who has how many of them (`peers`).
+//! Keeps P7: connections are bounded.
 
-use std::net::SocketAddr;
-use std::pin::pin;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::Router;
-use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::metrics::gauge::Gauge;
 use sluice_shared::error::Error;
 use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use sluice_shared::link::PodAddress;
-use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tower::ServiceExt;
+use tokio::time::Instant;
 
 use crate::auth::Auth;
+use crate::budget::Budget;
+use crate::certificate::{self, Certificate};
 use crate::config::GatewayConfig;
-use crate::edge::{http, quic};
+use crate::edge::{quic, tcp};
 use crate::metrics::Metrics;
+use crate::peers::{PeerLimits, PeerPlace, Peers, Refused};
 use crate::upstream::Upstream;
 
-/// Bytes of a request's header.
-const HEADER_BYTES_MAX: usize = 16 << 10;
-/// HTTP/2 receive windows, per call and per connection: at the default of 64 KiB a client 100 ms away sends 0.6 MB/s.
-const CALL_WINDOW_BYTES: u32 = 4 << 20;
-const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-const CALLS_PER_CONNECTION_MAX: u32 = 1000;
-/// A silent HTTP/2 connection is asked whether it is still there, and closed without an answer.
-const PING_INTERVAL: Duration = Duration::from_secs(30);
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// An HTTP/2 connection begins `PRI * HTTP/2.0`. No other method begins with its first two bytes, `PROPFIND` and
-/// `PROPPATCH` excepted, which nobody sends here.
-const HTTP2_START: [u8; 2] = *b"PR";
-/// After an accept that failed, mostly for lack of file descriptors: until some may be free again.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// When a connection that was refused may be tried again.
+const REFUSED_RETRY: Duration = Duration::from_secs(1);
 /// What is cancelled ends at once, or is stuck.
 const CANCEL_DEADLINE: Duration = Duration::from_secs(1);
-const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
-    connection: close\r\nretry-after: 1\r\n\r\n\
-    {\"error\":{\"kind\":\"Busy\",\"code\":\"too_many_connections\",\"message\":\"this gateway has as many \
-    connections as gateway.connections_max allows: try again, or another gateway\",\"retryable\":true,\
-    \"retry_after_ms\":1000}}";
 
 /// A running gateway. Dropping it cancels its tasks; `drain` ends them in good order.
 pub struct Gateway {
-    address: SocketAddr,
+    plain_address: Option<SocketAddr>,
+    tls_address: Option<SocketAddr>,
     quic_address: Option<SocketAddr>,
     app: Arc<App>,
 }
@@ -65,28 +46,92 @@ pub(crate) struct App {
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) metrics: Metrics,
     pub(crate) scope: TaskScope,
+    pub(crate) budget: Arc<Budget>,
     places: Arc<Semaphore>,
+    peers: Arc<Peers>,
 }
 
 impl App {
-    /// A place for one more connection; None where there are as many as may be.
-    pub(crate) fn place(&self) -> Option<Connection> {
-        let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
+    /// A place for one more connection of an address.
+    ///
+    /// # Errors
+    /// `Busy` where there are as many as may be, in all or of this address.
+    pub(crate) fn place(&self, peer: IpAddr) -> Result<Connection, Error> {
+        let too_many = |what: &str, key: &str| {
+            let message = format!("{what} than gateway.{key} allows: try again, or another gateway");
+            Error::busy("too_many_connections", message, REFUSED_RETRY)
+        };
+        let permit = Arc::clone(&self.places).try_acquire_owned();
+        let permit = permit.map_err(|_| too_many("more connections", "connections_max"))?;
+        let of_peer = self.peers.place(peer, Instant::now()).map_err(|refused| match refused {
+            Refused::TooMany => too_many("more connections of your address", "connections_per_peer_max"),
+            Refused::TooFast => {
+                too_many("more new connections a second of your address", "connects_per_peer_per_s")
+            }
+        })?;
         self.metrics.connections.inc();
-        let place = Place { _permit: permit, open: self.metrics.connections.clone() };
-        Some(Connection { _place: Arc::new(place) })
+        let place = Place {
+            _permit: permit,
+            _of_peer: of_peer,
+            open: self.metrics.connections.clone(),
+            paused: AtomicUsize::new(0),
+        };
+        Ok(Connection { place: Arc::new(place) })
     }
 }
 
 /// A place among the connections; given back when the last clone is dropped.
 #[derive(Clone)]
 pub(crate) struct Connection {
-    _place: Arc<Place>,
+    place: Arc<Place>,
 }
 
 struct Place {
     _permit: OwnedSemaphorePermit,
+    _of_peer: PeerPlace,
     open: Gauge,
+    /// Streams of this connection that are not read at the moment.
+    paused: AtomicUsize,
+}
+
+impl Connection {
+    /// Whether a stream of this connection is not read at the moment: what it does not take can be in the way of the
+    /// others, whose producer is not to blame then.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.place.paused.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Whether one stream of a connection is not read at the moment.
+pub(crate) struct Pause {
+    connection: Connection,
+    on: bool,
+}
+
+impl Pause {
+    pub(crate) fn of(connection: Connection) -> Self {
+        Self { connection, on: false }
+    }
+
+    pub(crate) fn set(&mut self, on: bool) {
+        let paused = &self.connection.place.paused;
+        match (self.on, on) {
+            (false, true) => paused.fetch_add(1, Ordering::Relaxed),
+            (true, false) => paused.fetch_sub(1, Ordering::Relaxed),
+            _ => return,
+        };
+        self.on = on;
+    }
+
+    pub(crate) fn excuses(&self) -> bool {
+        self.connection.is_paused()
+    }
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        self.set(false);
+    }
 }
 
 impl Drop for Place {
@@ -96,32 +141,70 @@ impl Drop for Place {
 }
 
 impl Gateway {
-    /// Binds the listener and serves producers. The pods need not be up yet.
+    /// Binds the listeners and serves producers. The pods need not be up yet.
     ///
     /// # Errors
-    /// `Invalid` for a configuration, certificate or pod address that cannot be; `Unavailable` where the listener cannot bind.
+    /// `Invalid` for a configuration, certificate or pod address that cannot be; `Unavailable` where a listener cannot bind.
     pub async fn start(config: GatewayConfig, pods: Vec<(PodId, PodAddress)>) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
         let auth = Auth::new(&config)?;
-        let listener = TcpListener::bind(&config.listen).await;
-        let bound = listener.and_then(|listener| Ok((listener.local_addr()?, listener)));
-        let (address, listener) = bound.map_err(|error| {
-            let message = format!("cannot listen on {} (gateway.listen): {error}", config.listen);
-            Error::unavailable("cannot_listen", message)
-        })?;
+        let certificate = config.tls_files().map(|(cert, key)| Certificate::read(cert, key)).transpose()?;
+        let certificate = certificate.map(Arc::new);
+        let (mut listeners, mut addresses) = (Vec::new(), [None, None]);
+        for (at, (listen, key, certificate)) in [
+            (config.plain_address(), "gateway.listen", None),
+            (config.tls_address(), "gateway.tls_listen", certificate.as_ref()),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let Some(listen) = listen else { continue };
+            let (address, listener) = tcp::Listener::bind(listen, key, certificate).await?;
+            tracing::info!(%address, tls = certificate.is_some(), "gateway listens");
+            addresses[at] = Some(address);
+            listeners.push(listener);
+        }
         let upstream = Arc::new(Upstream::new(&config, pods)?);
-        let scope = TaskScope::new(OnPanic::EndTask);
-        let places = Arc::new(Semaphore::new(config.connections_max));
-        let app = Arc::new(App { config, auth, upstream, metrics: Metrics::new(), scope, places });
-        let quic_address = quic::start(address, &app).await?;
-        app.scope.spawn("accept", accept(listener, Arc::clone(&app)));
-        tracing::info!(%address, "gateway listens");
-        Ok(Self { address, quic_address, app })
+        let app = Arc::new(App {
+            auth,
+            upstream,
+            metrics: Metrics::new(),
+            scope: TaskScope::new(OnPanic::EndTask),
+            budget: Budget::new(config.memory_bytes.0),
+            places: Arc::new(Semaphore::new(config.connections_max)),
+            peers: Peers::new(PeerLimits {
+                connections_max: config.connections_per_peer_max,
+                connects_per_s: config.connects_per_peer_per_s,
+            }),
+            config,
+        });
+        let quic_address = quic::start(certificate.as_ref(), &app).await?;
+        for listener in listeners {
+            app.scope.spawn("accept", tcp::accept(listener, Arc::clone(&app)));
+        }
+        if let Some(certificate) = certificate {
+            app.scope.spawn("certificate", certificate::watch(certificate, app.scope.clone()));
+        }
+        let [plain_address, tls_address] = addresses;
+        Ok(Self { plain_address, tls_address, quic_address, app })
     }
 
-    /// Where producers connect.
+    /// Where producers connect: without TLS, unless that is off.
+    ///
+    /// # Panics
+    /// Never: one of the two is on, says `GatewayConfig::validate`.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.plain_address.or(self.tls_address).expect("`validate` refuses a gateway without any")
+    }
+
+    /// Where producers connect without TLS; None where that is off.
+    pub fn plain_address(&self) -> Option<SocketAddr> {
+        self.plain_address
+    }
+
+    /// Where producers connect over TLS; None where that is off.
+    pub fn tls_address(&self) -> Option<SocketAddr> {
+        self.tls_address
     }
 
     /// Where producers connect over QUIC; None where it is off.
@@ -147,134 +230,5 @@ impl Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.app.scope.cancel();
-    }
-}
-
-async fn accept(listener: TcpListener, app: Arc<App>) {
-    let router = http::router(Arc::clone(&app));
-    loop {
-        let accepted = tokio::select! {
-            biased; // drain first: a storm of connections must not hold it up
-            () = app.scope.draining() => return,
-            accepted = listener.accept() => accepted,
-        };
-        let socket = match accepted {
-            Ok((socket, _)) => socket,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        let Some(connection) = app.place() else {
-            refuse(socket);
-            continue;
-        };
-        app.scope.spawn("connection", serve(socket, router.clone(), connection, Arc::clone(&app)));
-    }
-}
-
-/// Says why, without waiting: a new connection's send buffer has room for it.
-fn refuse(mut socket: TcpStream) {
-    let _ = futures_util::FutureExt::now_or_never(socket.write_all(TOO_MANY));
-}
-
-async fn serve(socket: TcpStream, router: Router, connection: Connection, app: Arc<App>) {
-    // Acks are small and must not wait for more.
-    let _ = socket.set_nodelay(true);
-    let counting = Arc::clone(&app);
-    let service = hyper::service::service_fn(move |mut request: hyper::Request<Incoming>| {
-        request.extensions_mut().insert(connection.clone());
-        let (router, app) = (router.clone(), Arc::clone(&counting));
-        async move {
-            let response = router.oneshot(request).await?;
-            if let Some(http::Code(error)) = response.extensions().get() {
-                app.metrics.error(error);
-            }
-            Ok::<_, std::convert::Infallible>(response)
-        }
-    });
-    let is_http2 = tokio::select! {
-        biased; // drain first: the client may never say anything
-        () = app.scope.draining() => return,
-        is_http2 = tokio::time::timeout(app.config.handshake_timeout(), begins_http2(&socket)) => is_http2,
-    };
-    let served = match is_http2 {
-        Ok(Ok(true)) => {
-            let serving = http2_builder(app.scope.clone()).serve_connection(TokioIo::new(socket), service);
-            until_drained!(serving, app)
-        }
-        Ok(Ok(false)) => {
-            let mut builder = http1::Builder::new();
-            builder
-                .timer(TokioTimer::new())
-                .header_read_timeout(app.config.handshake_timeout())
-                .max_buf_size(HEADER_BYTES_MAX);
-            let serving = builder.serve_connection(TokioIo::new(socket), service).with_upgrades();
-            until_drained!(serving, app)
-        }
-        Ok(Err(_)) | Err(_) => return tracing::debug!("a connection that said nothing"),
-    };
-    if let Err(error) = served {
-        tracing::debug!(%error, "connection ended");
-    }
-}
-
-/// Serves a connection to its end; when the gateway drains, only what has begun. A macro, since the two protocols'
-/// connections have no trait in common.
-macro_rules! until_drained {
-    ($serving:expr, $app:expr) => {{
-        let mut serving = pin!($serving);
-        tokio::select! {
-            biased; // requests first: the signals only have to be seen between them
-            served = serving.as_mut() => served,
-            () = $app.scope.draining() => {
-                serving.as_mut().graceful_shutdown();
-                tokio::select! {
-                    biased; // a request that ends in time is answered
-                    served = serving => served,
-                    () = $app.scope.cancelled() => Ok(()),
-                }
-            }
-        }
-    }};
-}
-use until_drained;
-
-/// Where HTTP/2 runs the requests of a connection.
-#[derive(Clone)]
-struct InScope(TaskScope);
-
-impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for InScope {
-    fn execute(&self, request: F) {
-        self.0.spawn("request", async move { drop(request.await) });
-    }
-}
-
-fn http2_builder(scope: TaskScope) -> http2::Builder<InScope> {
-    let mut builder = http2::Builder::new(InScope(scope));
-    builder
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(CALL_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
-        .max_header_list_size(HEADER_BYTES_MAX as u32)
-        .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT);
-    builder
-}
-
-/// Looks at the first bytes of a connection, and leaves them there.
-async fn begins_http2(socket: &TcpStream) -> std::io::Result<bool> {
-    /// Between looks at a first byte that came alone.
-    const PAUSE: Duration = Duration::from_millis(5);
-    loop {
-        let mut start = [0; HTTP2_START.len()];
-        match socket.peek(&mut start).await? {
-            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-            got if start[..got] != HTTP2_START[..got] => return Ok(false),
-            got if got == start.len() => return Ok(true),
-            _ => tokio::time::sleep(PAUSE).await,
-        }
     }
 }

@@ -16,9 +16,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use sluice_shared::error::Error;
+use sluice_shared::lifecycle::{Hangups, TaskScope};
 
 /// Between two looks at the files.
-pub(crate) const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// What a certificate for local use is made out to, beside the host that the gateway listens on.
 const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
@@ -79,6 +80,25 @@ impl Certificate {
 impl ResolvesServerCert for Certificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.current())
+    }
+}
+
+/// Reads the certificate's files again when they change, at a SIGHUP at once.
+pub(crate) async fn watch(certificate: Arc<Certificate>, scope: TaskScope) {
+    let mut hangups = Hangups::new();
+    loop {
+        let hangup = async {
+            match &mut hangups {
+                Some(hangups) => hangups.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased; // drain first: the certificate is of no more use
+            () = scope.draining() => return,
+            () = hangup => certificate.look(),
+            () = tokio::time::sleep(LOOK_INTERVAL) => certificate.look(),
+        }
     }
 }
 

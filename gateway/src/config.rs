@@ -33,12 +33,14 @@ const CLIENT_ID_CHARS_MAX: usize = 200;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
-    /// Where producers connect, as `host:port`. Port 0 takes a free one.
+    /// Where producers connect without TLS, as `host:port`, or `off`. Port 0 takes a free one.
     pub listen: String,
-    /// Where producers connect over QUIC (UDP): as `listen` unless given, `off` or nothing for nowhere. Needs a
-    /// certificate.
+    /// Where producers connect over TLS (TCP): nowhere unless given, or `off`. Needs a certificate.
+    pub tls_listen: Option<String>,
+    /// Where producers connect over QUIC (UDP): as `listen` unless given (or as `tls_listen`, where that is off), `off`
+    /// or nothing for nowhere. Needs a certificate.
     pub quic_listen: Option<String>,
-    /// The certificate of QUIC, PEM, with its chain. Read again when the files change.
+    /// The certificate of TLS and QUIC, PEM, with its chain. Read again when the files change.
     pub tls_cert: Option<PathBuf>,
     /// Its private key, PEM.
     pub tls_key: Option<PathBuf>,
@@ -53,6 +55,9 @@ pub struct GatewayConfig {
     pub token_ttl_s: u64,
     /// Bytes of one stream that are kept until they are durable. At the limit the producer is slowed.
     pub window_bytes: ByteSize,
+    /// The same for all streams together: beyond half of it, streams that hold more than a fair part are slowed, and at
+    /// it all but those that hold nothing.
+    pub memory_bytes: ByteSize,
     /// Largest message, frame and record.
     pub frame_bytes_max: ByteSize,
     /// Where OTLP's log records go that name no table.
@@ -69,10 +74,19 @@ pub struct GatewayConfig {
     pub pods: Vec<PodEntry>,
     /// Producer connections at one time.
     pub connections_max: usize,
-    /// How long a producer may take to send a request's header, and to finish its WebSocket upgrade.
+    /// The same of one address (of one /64 of IPv6).
+    pub connections_per_peer_max: usize,
+    /// New connections that one address may make in a second; twice as many at once.
+    pub connects_per_peer_per_s: u32,
+    /// Pages that may write with their browser's WebSocket, as `scheme://host:port`; `*` for all.
+    pub allowed_origins: Vec<String>,
+    /// How long a producer may take for its TLS handshake, to send a request's header, and to finish its WebSocket
+    /// upgrade.
     pub handshake_timeout_ms: u64,
-    /// How long a socket may take no bytes at all while there is something to tell its producer, and how long a
-    /// post's body may bring none while it is read.
+    /// How long a frame, a message or a post's record that has begun may take to bring 16 KiB more, or its end. Between
+    /// frames a stream may be silent for ever.
+    pub read_timeout_ms: u64,
+    /// How long a socket may take no bytes at all while there is something to tell its producer.
     pub write_timeout_ms: u64,
     /// How long a pod may take to answer one `open`.
     pub open_timeout_ms: u64,
@@ -119,6 +133,7 @@ impl Default for GatewayConfig {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:7070".to_owned(),
+            tls_listen: None,
             quic_listen: None,
             tls_cert: None,
             tls_key: None,
@@ -127,6 +142,7 @@ impl Default for GatewayConfig {
             token_key: None,
             token_ttl_s: 3600,
             window_bytes: ByteSize::mib(8),
+            memory_bytes: ByteSize::mib(1 << 10),
             frame_bytes_max: ByteSize::mib(10),
             otlp_logs_table: None,
             otlp_traces_table: None,
@@ -135,7 +151,11 @@ impl Default for GatewayConfig {
             parquet_bytes_max: ByteSize::mib(8 << 10),
             pods: Vec::new(),
             connections_max: 16_000,
+            connections_per_peer_max: 4000,
+            connects_per_peer_per_s: 1000,
+            allowed_origins: Vec::new(),
             handshake_timeout_ms: 10_000,
+            read_timeout_ms: 30_000,
             write_timeout_ms: 30_000,
             open_timeout_ms: 10_000,
             unavailable_timeout_ms: 600_000,
@@ -165,15 +185,28 @@ impl GatewayConfig {
                 "gateway.frame_bytes_max is {size}: a message to a pod holds at most {limit}"
             ));
         }
-        if self.connections_max == 0 {
-            return refuse("gateway.connections_max is 0: no producer could connect".to_owned());
+        if self.memory_bytes < self.window_bytes {
+            let (all, one) = (self.memory_bytes, self.window_bytes);
+            return refuse(format!(
+                "gateway.memory_bytes is {all}: one stream alone may hold gateway.window_bytes, {one}"
+            ));
+        }
+        for (key, value) in [
+            ("connections_max", self.connections_max),
+            ("connections_per_peer_max", self.connections_per_peer_max),
+            ("connects_per_peer_per_s", self.connects_per_peer_per_s as usize),
+        ] {
+            if value == 0 {
+                return refuse(format!("gateway.{key} is 0: no producer could connect"));
+            }
         }
         for (key, value) in self.timeouts() {
             if value == 0 {
                 return refuse(format!("gateway.{key} is 0: it must be at least 1"));
             }
         }
-        self.validate_quic()?;
+        self.validate_origins()?;
+        self.validate_listeners()?;
         self.validate_auth()?;
         // Pods forget an ended stream after half an hour: one that could still be resent must not be forgotten.
         if self.unavailable_timeout_ms > UNAVAILABLE_TIMEOUT_MS_MAX {
@@ -183,7 +216,19 @@ impl GatewayConfig {
         self.validate_pods()
     }
 
-    fn validate_quic(&self) -> Result<(), ConfigError> {
+    fn validate_origins(&self) -> Result<(), ConfigError> {
+        let is_origin = |origin: &str| {
+            let host = origin.split_once("://").map(|(_, host)| host);
+            matches!(origin, "*" | "null") || host.is_some_and(|host| !host.is_empty() && !host.contains('/'))
+        };
+        let Some(origin) = self.allowed_origins.iter().find(|origin| !is_origin(origin)) else {
+            return Ok(());
+        };
+        let expected = "expected scheme://host or scheme://host:port without a path, or *";
+        Err(ConfigError::Relation(format!("gateway.allowed_origins has {origin:?}: {expected}")))
+    }
+
+    fn validate_listeners(&self) -> Result<(), ConfigError> {
         let text = match (&self.tls_cert, &self.tls_key) {
             (Some(_), None) => {
                 "gateway.tls_cert without gateway.tls_key: a certificate needs its private key"
@@ -193,6 +238,12 @@ impl GatewayConfig {
             }
             (None, None) if self.quic_listen.as_deref().is_some_and(|listen| !is_off(listen)) => {
                 "gateway.quic_listen without gateway.tls_cert and gateway.tls_key: QUIC needs a certificate"
+            }
+            (None, None) if self.tls_address().is_some() => {
+                "gateway.tls_listen without gateway.tls_cert and gateway.tls_key: TLS needs a certificate"
+            }
+            _ if self.plain_address().is_none() && self.tls_address().is_none() => {
+                "gateway.listen is off and gateway.tls_listen is not set: no producer could connect"
             }
             _ => return Ok(()),
         };
@@ -251,13 +302,26 @@ impl GatewayConfig {
     /// The first address that is not this machine's own.
     pub(crate) fn beyond_loopback(&self) -> Option<&str> {
         let quic = self.tls_files().and_then(|_| self.quic_address());
-        [Some(self.listen.as_str()), quic].into_iter().flatten().find(|listen| is_beyond_loopback(listen))
+        let listeners = [self.plain_address(), self.tls_address(), quic];
+        listeners.into_iter().flatten().find(|listen| is_beyond_loopback(listen))
+    }
+
+    /// Where to listen without TLS; None for nowhere.
+    pub fn plain_address(&self) -> Option<&str> {
+        (!is_off(&self.listen)).then_some(&*self.listen)
+    }
+
+    /// Where to listen for TLS; None for nowhere.
+    pub fn tls_address(&self) -> Option<&str> {
+        self.tls_listen.as_deref().filter(|listen| !is_off(listen))
     }
 
     /// Where to listen for QUIC; None for nowhere.
     pub fn quic_address(&self) -> Option<&str> {
-        let listen = self.quic_listen.as_deref().unwrap_or(&self.listen);
-        (!is_off(listen)).then_some(listen)
+        match &self.quic_listen {
+            Some(listen) => (!is_off(listen)).then_some(listen),
+            None => self.plain_address().or_else(|| self.tls_address()),
+        }
     }
 
     /// Where bodies are kept that cannot be read as they come.
@@ -282,9 +346,10 @@ impl GatewayConfig {
         Ok(())
     }
 
-    fn timeouts(&self) -> [(&'static str, u64); 5] {
+    fn timeouts(&self) -> [(&'static str, u64); 6] {
         [
             ("handshake_timeout_ms", self.handshake_timeout_ms),
+            ("read_timeout_ms", self.read_timeout_ms),
             ("write_timeout_ms", self.write_timeout_ms),
             ("open_timeout_ms", self.open_timeout_ms),
             ("unavailable_timeout_ms", self.unavailable_timeout_ms),
@@ -302,6 +367,10 @@ impl GatewayConfig {
 
     pub(crate) fn handshake_timeout(&self) -> Duration {
         Duration::from_millis(self.handshake_timeout_ms)
+    }
+
+    pub(crate) fn read_timeout(&self) -> Duration {
+        Duration::from_millis(self.read_timeout_ms)
     }
 
     pub(crate) fn write_timeout(&self) -> Duration {
@@ -410,7 +479,20 @@ mod tests {
         assert!(refusal(|config| config.connections_max = 0).contains("connections_max"));
         assert!(refusal(|config| config.tls_cert = Some("a".into())).contains("without gateway.tls_key"));
         assert!(refusal(|config| config.tls_key = Some("a".into())).contains("without gateway.tls_cert"));
-        assert!(refusal(|config| config.quic_listen = Some("[::]:1".to_owned())).contains("a certificate"));
+        for change in [
+            |config: &mut GatewayConfig, listen| config.quic_listen = listen,
+            |config: &mut GatewayConfig, listen| config.tls_listen = listen,
+        ] {
+            assert!(refusal(|config| change(config, Some("[::]:1".to_owned()))).contains("a certificate"));
+        }
+        assert!(refusal(|config| config.listen = "off".to_owned()).contains("tls_listen is not set"));
+        assert!(refusal(|config| config.memory_bytes = ByteSize::mib(1)).contains("memory_bytes is 1MiB"));
+        assert!(refusal(|config| config.read_timeout_ms = 0).contains("read_timeout_ms is 0"));
+        assert!(refusal(|config| config.connects_per_peer_per_s = 0).contains("connects_per_peer_per_s"));
+        for origin in ["app.example", "https://", "https://app.example/", ""] {
+            let text = refusal(|config| config.allowed_origins = vec![origin.to_owned()]);
+            assert!(text.contains("allowed_origins"), "{text}");
+        }
         let pod = |address: &str| PodEntry { id: "a".parse().expect("valid"), address: address.to_owned() };
         assert!(refusal(|config| config.pods = vec![pod("x:1"), pod("y:1")]).contains("pod a twice"));
         assert!(refusal(|config| config.pods = vec![pod("nowhere")]).contains("expected host:port"));

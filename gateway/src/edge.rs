@@ -6,11 +6,15 @@
 
 mod catalog;
 mod framed;
-pub(crate) mod http;
+mod gate;
+mod grpc;
+mod heads;
+mod http;
 mod json_text;
 mod oidc;
 pub(crate) mod otlp;
 mod post;
 pub(crate) mod quic;
+pub(crate) mod tcp;
 pub(crate) mod websocket;
 pub(crate) mod zerobus;

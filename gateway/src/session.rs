@@ -182,8 +182,9 @@ impl<'a, E: Edge> Session<'a, E> {
             Right::Granted(permit) => permit.left.and_then(|left| Instant::now().checked_add(left)),
             Right::Claimed(_) => None,
         };
+        let bytes_max = app.config.window_bytes.as_usize();
         let counted = terms.whole_requests.then_some(opened.requests);
-        let window = Window::new(opened.next_offset, app.config.window_bytes.as_usize(), merge, counted);
+        let window = Window::new(opened.next_offset, bytes_max, merge, app.budget.share()).counting(counted);
         let terms = OpenTerms {
             stream: Some(opened.stream.clone()),
             session: Some(opened.session),
@@ -373,8 +374,13 @@ impl<'a, E: Edge> Session<'a, E> {
         if self.window.has_room(records.payload.len()) {
             self.push(records);
         } else {
-            self.held = Some(records);
+            self.hold(records);
         }
+    }
+
+    fn hold(&mut self, records: Records) {
+        self.window.hold(records.payload.len());
+        self.held = Some(records);
     }
 
     fn push(&mut self, records: Records) {
@@ -447,8 +453,13 @@ impl<'a, E: Edge> Session<'a, E> {
         };
         self.window.durable(ack.durable_next).map_err(beyond)?;
         self.outbox.ack(ack.durable_next, ack.committed_next, ack.version);
-        if let Some(held) = self.held.take_if(|held| self.window.has_room(held.payload.len())) {
-            self.push(held);
+        if let Some(held) = self.held.take() {
+            self.window.let_go(held.payload.len());
+            if self.window.has_room(held.payload.len()) {
+                self.push(held);
+            } else {
+                self.hold(held);
+            }
         }
         Ok(())
     }

@@ -143,6 +143,29 @@ pub async fn terminated() -> std::io::Result<()> {
     Ok(())
 }
 
+/// SIGHUPs, as they come. Once this was made they do not end the process.
+pub struct Hangups(tokio::signal::unix::Signal);
+
+impl Hangups {
+    /// None where the process stands on a terminal, or handlers cannot be installed: whoever closes that means the end.
+    pub fn new() -> Option<Self> {
+        use std::io::IsTerminal;
+        use tokio::signal::unix::{SignalKind, signal};
+        if std::io::stdin().is_terminal() {
+            return None;
+        }
+        signal(SignalKind::hangup()).ok().map(Self)
+    }
+
+    /// Resolves at the next one; several in a row may be one.
+    pub async fn next(&mut self) {
+        // `None` means that no more can come.
+        if self.0.recv().await.is_none() {
+            std::future::pending().await
+        }
+    }
+}
+
 /// Wall-clock time in microseconds since 1970-01-01 UTC: for `_ingested_at` and people, never for ordering.
 #[allow(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
 pub fn now_us() -> i64 {

@@ -1,13 +1,11 @@
 //! One QUIC connection that carries one stream, ALPN `sluice/1`.
 //!
-//! *Owns*: the handshake and whom it trusts, frames behind their lengths, reading while writing, quinn's limits.
+//! *Owns*: the handshake, frames behind their lengths, reading while writing, quinn's limits.
 //! *Does not own*: what the frames mean.
 
-use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -17,10 +15,6 @@ use quinn::{
     ClientConfig, ConnectionError, Endpoint, IdleTimeout, ReadError, RecvStream, SendStream, TransportConfig,
     TransportErrorCode, VarInt, WriteError,
 };
-use rustls::RootCertStore;
-use rustls::crypto::ring;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use rustls::version::TLS13;
 use sluice_shared::error::{Error as GatewayError, ErrorKind, QUIC_OK};
 use sluice_shared::frame::{GatewayFrame, QUIC_ALPN};
@@ -28,6 +22,7 @@ use sluice_shared::prefixed::{FrameReader, prefix};
 use tokio::time::Instant;
 
 use crate::error::Error;
+use crate::transport::trust::Trust;
 use crate::transport::{
     CONNECT_TIMEOUT, Event, FRAME_BYTES_MAX, GatewayUrl, broke_protocol, lost, timed_out,
 };
@@ -46,66 +41,10 @@ const WRITES_PER_READ: usize = 16;
 /// Taken from the connection at a time; each is of one packet.
 const CHUNKS_PER_READ: usize = 8;
 
-/// Whose certificates are trusted. Made once for all connections of a client.
-#[derive(Default)]
-pub(crate) struct Trust {
-    /// None: the system's.
-    roots: Option<RootCertStore>,
-    config: OnceLock<ClientConfig>,
-}
-
-impl Trust {
-    /// Trusts the certificates of a PEM file alone.
-    pub(crate) fn only(path: &Path) -> Result<Self, Error> {
-        let invalid =
-            |why: &dyn fmt::Display| Error::Certificate { path: path.to_owned(), why: why.to_string() };
-        let certificates = CertificateDer::pem_file_iter(path).map_err(|error| invalid(&error))?;
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates {
-            let certificate = certificate.map_err(|error| invalid(&error))?;
-            roots.add(certificate).map_err(|error| invalid(&error))?;
-        }
-        if roots.is_empty() {
-            return Err(invalid(&"no certificate in PEM"));
-        }
-        Ok(Self { roots: Some(roots), config: OnceLock::new() })
-    }
-
-    fn config(&self) -> Result<ClientConfig, Error> {
-        if let Some(config) = self.config.get() {
-            return Ok(config.clone());
-        }
-        let roots = self.roots.clone().map_or_else(system_roots, Ok)?;
-        let config = client_config(roots)?;
-        Ok(self.config.get_or_init(|| config).clone())
-    }
-}
-
-impl fmt::Debug for Trust {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.roots.is_some() { "given certificates" } else { "the system's certificates" })
-    }
-}
-
-fn system_roots() -> Result<RootCertStore, Error> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
-        let why = found.errors.first().map_or_else(|| "there are none".to_owned(), ToString::to_string);
-        return Err(Error::Certificate { path: PathBuf::from("of the system"), why });
-    }
-    Ok(roots)
-}
-
-fn client_config(roots: RootCertStore) -> Result<ClientConfig, Error> {
-    let failed = |error: &dyn fmt::Display| GatewayError::internal(format!("TLS configuration: {error}"));
-    let tls = rustls::ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_protocol_versions(&[&TLS13])
-        .map_err(|error| failed(&error))?;
-    let mut tls = tls.with_root_certificates(roots).with_no_client_auth();
-    tls.alpn_protocols = vec![QUIC_ALPN.to_vec()];
-    let crypto = QuicClientConfig::try_from(tls).map_err(|error| failed(&error))?;
+fn client_config(trust: &Trust) -> Result<ClientConfig, Error> {
+    let tls = trust.tls(&[&TLS13], &[QUIC_ALPN])?;
+    let crypto = QuicClientConfig::try_from(tls)
+        .map_err(|error| GatewayError::internal(format!("TLS configuration: {error}")))?;
     let mut transport = TransportConfig::default();
     transport
         .max_concurrent_bidi_streams(0_u32.into())
@@ -137,7 +76,7 @@ pub(crate) struct Connection {
 impl Connection {
     /// Connects, and begins the stream.
     pub(crate) async fn connect(url: &GatewayUrl, trust: &Trust) -> Result<Self, Error> {
-        let config = trust.config()?;
+        let config = trust.quic(client_config)?;
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, dial(url, config)).await;
         let (endpoint, connection) =
             connecting.map_err(|_| timed_out(url, "connecting", CONNECT_TIMEOUT))??;

@@ -3,6 +3,7 @@
 //! *Owns*: the handshake, its errors, reading while writing, tungstenite's limits.
 //! *Does not own*: what the frames mean.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
+use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, connect_async_tls_with_config};
 
 use crate::error::Error;
 use crate::transport::{
@@ -42,8 +43,12 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects and upgrades.
-    pub(crate) async fn connect(url: &GatewayUrl, table: &str) -> Result<Self, Error> {
+    /// Connects, over TLS where that is given, and upgrades.
+    pub(crate) async fn connect(
+        url: &GatewayUrl,
+        table: &str,
+        tls: Option<Arc<rustls::ClientConfig>>,
+    ) -> Result<Self, Error> {
         let mut request = url.stream(table).into_client_request().map_err(|error| failed(url, &error))?;
         request.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
         let config = WebSocketConfig::default()
@@ -52,7 +57,9 @@ impl Connection {
             .max_write_buffer_size(WRITE_BUFFER_BYTES_MAX)
             .max_message_size(Some(FRAME_BYTES_MAX))
             .max_frame_size(Some(FRAME_BYTES_MAX));
-        let connecting = Box::pin(connect_async_with_config(request, Some(config), true));
+        let connector = tls.map_or(Connector::Plain, Connector::Rustls);
+        let connecting = connect_async_tls_with_config(request, Some(config), true, Some(connector));
+        let connecting = Box::pin(connecting);
         let (socket, _) = tokio::time::timeout(CONNECT_TIMEOUT, connecting)
             .await
             .map_err(|_| timed_out(url, "connecting", CONNECT_TIMEOUT))?

@@ -6,14 +6,18 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use sluice_client::Client;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest answer, in bytes: a list of many tables.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 const QUIC: &str = "quic://";
+const TLS: [&str; 2] = ["wss://", "https://"];
 
 /// Whether all of these gateways, joined by commas, are named by where they speak QUIC.
 pub(crate) fn are_all_quic(urls: &str) -> bool {
@@ -27,10 +31,10 @@ pub(crate) struct Answer {
 }
 
 /// Asks the first of these gateways, joined by commas, that answers.
-pub(crate) async fn get_from_any(urls: &str, path: &str, token: Option<&str>) -> Result<Answer> {
+pub(crate) async fn get_from_any(urls: &str, path: &str, client: &Client) -> Result<Answer> {
     let mut failure = None;
     for url in urls.split(',') {
-        match get(url.trim(), path, token).await {
+        match get(url.trim(), path, client).await {
             Ok(answer) => return Ok(answer),
             Err(error) => failure = Some(error),
         }
@@ -38,12 +42,14 @@ pub(crate) async fn get_from_any(urls: &str, path: &str, token: Option<&str>) ->
     Err(failure.context("no gateway is named")?)
 }
 
-/// Asks the gateway at `url` (`ws://host:port` or `http://host:port`) for `path`. One at `quic://host:port` is asked
-/// where its TCP listens unless told otherwise: at the same port.
-pub(crate) async fn get(url: &str, path: &str, token: Option<&str>) -> Result<Answer> {
-    let rest = ["ws://", "http://", QUIC].iter().find_map(|scheme| url.strip_prefix(scheme));
+/// Asks the gateway at `url` (`ws://host:port`, `wss://…`, `http://…` or `https://…`) for `path`, over TLS and with a token
+/// as `client` has them. One at `quic://host:port` is asked where its TCP listens unless told otherwise: at the same port.
+async fn get(url: &str, path: &str, client: &Client) -> Result<Answer> {
+    let rest = ["ws://", "http://", QUIC].iter().chain(&TLS).find_map(|scheme| url.strip_prefix(scheme));
     let Some(authority) = rest.map(|rest| rest.trim_end_matches('/')).filter(|rest| !rest.is_empty()) else {
-        bail!("invalid gateway URL {url:?}: expected ws://host:port, http://host:port or quic://host:port");
+        bail!(
+            "invalid gateway URL {url:?}: expected ws://, wss://, http://, https:// or quic://, then host:port"
+        );
     };
     let address = if authority.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok())
         && authority.contains(':')
@@ -54,22 +60,36 @@ pub(crate) async fn get(url: &str, path: &str, token: Option<&str>) -> Result<An
     };
     let exchange = async {
         let tcp = TcpStream::connect(&address).await;
-        let mut tcp = tcp.with_context(|| {
+        let tcp = tcp.with_context(|| {
             format!("cannot reach a gateway at {url}: is Sluice running there? `sluice up` starts it here")
         })?;
+        let token = client.bearer_token().await?;
         let bearer = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
         let request = format!(
             "GET {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: application/json\r\nConnection: close\r\n{bearer}\r\n"
         );
         let lost = || format!("{url} closed the connection before it answered GET {path}: is it a gateway?");
-        tcp.write_all(request.as_bytes()).await.with_context(lost)?;
-        let mut bytes = Vec::new();
-        tcp.take(ANSWER_BYTES_MAX).read_to_end(&mut bytes).await.with_context(lost)?;
+        let bytes = if TLS.iter().any(|scheme| url.starts_with(scheme)) {
+            let host = address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
+            let name = ServerName::try_from(host.to_owned()).with_context(|| format!("{url}: a host"))?;
+            let connector = TlsConnector::from(client.tls()?);
+            let tls = Box::pin(connector.connect(name, tcp)).await;
+            ask(tls.with_context(|| format!("TLS with {url}"))?, &request).await.with_context(lost)?
+        } else {
+            ask(tcp, &request).await.with_context(lost)?
+        };
         parse(&bytes).with_context(|| format!("{url} does not answer like a gateway"))
     };
     tokio::time::timeout(TIMEOUT, exchange)
         .await
         .with_context(|| format!("{url} did not answer GET {path} within {} s", TIMEOUT.as_secs()))?
+}
+
+async fn ask(mut io: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> std::io::Result<Vec<u8>> {
+    io.write_all(request.as_bytes()).await?;
+    let mut bytes = Vec::new();
+    io.take(ANSWER_BYTES_MAX).read_to_end(&mut bytes).await?;
+    Ok(bytes)
 }
 
 fn parse(bytes: &[u8]) -> Result<Answer> {

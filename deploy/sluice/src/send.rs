@@ -51,11 +51,11 @@ pub(crate) struct SendArgs {
     table: String,
     /// What to send; `-` or nothing is standard input.
     file: Option<PathBuf>,
-    /// The gateway, as `ws://HOST:PORT` or `quic://HOST:PORT`; several, joined by commas, are tried in turn.
+    /// The gateway, as `ws://HOST:PORT`, `wss://HOST:PORT` or `quic://HOST:PORT`; several, joined by commas, are tried in turn.
     #[arg(long, default_value = "ws://127.0.0.1:7070")]
     url: String,
-    /// Certificates (PEM) to trust with `quic://` in place of the system's: `gateway/quic.crt` below the data
-    /// directory of a `sluice up`.
+    /// Certificates (PEM) to trust with `wss://` and `quic://` in place of the system's: `gateway/quic.crt` below the
+    /// data directory of a `sluice up`.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     #[command(flatten)]
@@ -136,16 +136,15 @@ pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
     if let Some(ca) = &args.ca {
         client = client.ca_certificate(ca)?;
     }
-    let token = client.bearer_token().await?;
-    let (input, pieces) = read_ahead(&args, &table, token.clone()).await?;
+    let (input, pieces) = read_ahead(&args, &table, &client).await?;
     // Whether any of the gateways answers, before a stream waits for one with patience. Where QUIC is open HTTP need
     // not be.
     let is_quic = http::are_all_quic(&args.url);
     if !is_quic {
-        http::get_from_any(&args.url, "/healthz", None).await?;
+        http::get_from_any(&args.url, "/healthz", &client).await?;
     }
     let counts = Arc::new(Counts::default());
-    let (is_quiet, wait, urls) = (args.quiet, args.wait, args.url.clone());
+    let (is_quiet, wait, urls, asking) = (args.quiet, args.wait, args.url.clone(), client.clone());
     let Input { schema, encoding, unit, .. } = input;
     let source =
         args.file.as_ref().map_or_else(|| "standard input".to_owned(), |file| file.display().to_string());
@@ -164,7 +163,7 @@ pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if counts.records() + skipped == 0 {
-        let made = columns_of(&urls, &table, token.as_deref()).await?.is_some();
+        let made = columns_of(&urls, &table, &asking).await?.is_some();
         let what = if made { "is as it was" } else { "does not exist and was not made" };
         print::answer(format_args!("no records: table {table} {what}"))?;
         return Ok(ExitCode::SUCCESS);
@@ -175,11 +174,12 @@ pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
 type Pieces = mpsc::Receiver<Result<Piece>>;
 
 /// Opens the input and reads it on a thread of its own, a few pieces ahead. The pieces are taken out of the input.
-async fn read_ahead(args: &SendArgs, table: &TableName, token: Option<String>) -> Result<(Input, Pieces)> {
+async fn read_ahead(args: &SendArgs, table: &TableName, client: &Client) -> Result<(Input, Pieces)> {
     let (urls, table, runtime) = (args.url.clone(), table.clone(), Handle::current());
+    let client = client.clone();
     let ignore_unknown = args.unknown == Unknown::Ignore;
     let table = move || {
-        let schema = runtime.block_on(columns_of(&urls, &table, token.as_deref()))?;
+        let schema = runtime.block_on(columns_of(&urls, &table, &client))?;
         Ok(csv::Table { schema, ignore_unknown })
     };
     let wanted = Wanted { format: args.format, batch_rows: args.batch_rows as usize, table: Box::new(table) };
@@ -200,9 +200,9 @@ async fn read_ahead(args: &SendArgs, table: &TableName, token: Option<String>) -
 }
 
 /// The columns of the table; None where it does not exist.
-async fn columns_of(urls: &str, table: &TableName, token: Option<&str>) -> Result<Option<SchemaRef>> {
+async fn columns_of(urls: &str, table: &TableName, client: &Client) -> Result<Option<SchemaRef>> {
     let path = format!("/v1/tables/{table}");
-    let answer = http::get_from_any(urls, &path, token).await?;
+    let answer = http::get_from_any(urls, &path, client).await?;
     match answer.status {
         200 => described_columns(&answer.body).context("the table's description has no columns").map(Some),
         404 => Ok(None),

@@ -3,6 +3,7 @@
 //! *Owns*: asking and printing.
 //! *Does not own*: the description; the gateway's JSON is printed as it is.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
@@ -23,6 +24,9 @@ pub(crate) struct TablesArgs {
     url: String,
     #[command(flatten)]
     auth: AuthArgs,
+    /// Certificates (PEM) to trust with `wss://` in place of the system's.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 }
 
 pub(crate) async fn run(args: TablesArgs) -> Result<ExitCode> {
@@ -30,9 +34,11 @@ pub(crate) async fn run(args: TablesArgs) -> Result<ExitCode> {
         Some(name) => format!("/v1/tables/{}", name.parse::<TableName>()?),
         None => "/v1/tables".to_owned(),
     };
-    let client = args.auth.give(Client::connect(&args.url).await?);
-    let token = client.bearer_token().await?;
-    let answer = http::get(&args.url, &path, token.as_deref()).await?;
+    let mut client = args.auth.give(Client::connect(&args.url).await?);
+    if let Some(ca) = &args.ca {
+        client = client.ca_certificate(ca)?;
+    }
+    let answer = http::get_from_any(&args.url, &path, &client).await?;
     let body: Value = serde_json::from_slice(&answer.body).with_context(|| {
         format!("{} answered GET {path} with status {} and no JSON", args.url, answer.status)
     })?;

@@ -15,7 +15,7 @@ use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::PodConfig;
 use sluice_shared::config::{ByteSize, Loaded};
 use sluice_shared::ids::PodId;
-use sluice_shared::lifecycle::terminated;
+use sluice_shared::lifecycle::{Hangups, terminated};
 use sluice_shared::link::{self, PodAddress};
 use tokio::net::{TcpListener, UdpSocket};
 
@@ -41,6 +41,9 @@ pub(crate) struct UpArgs {
     /// Where producers connect [default: 127.0.0.1:7070].
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
+    /// Where producers connect over TLS [default: off].
+    #[arg(long, value_name = "HOST:PORT")]
+    tls_listen: Option<String>,
     /// Whether a table that does not exist is made from the first records [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     auto_create: Option<bool>,
@@ -55,6 +58,9 @@ pub(crate) struct GatewayArgs {
     /// Where producers connect.
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
+    /// Where producers connect over TLS [default: off]; needs gateway.tls_cert and gateway.tls_key.
+    #[arg(long, value_name = "HOST:PORT")]
+    tls_listen: Option<String>,
     /// A pod, as `id=host:port`. May be given more than once.
     #[arg(long = "pod", value_name = "ID=HOST:PORT")]
     pods: Vec<String>,
@@ -91,6 +97,7 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     let auto_create_by_file = loaded.sets("pod", "auto_create").then_some(loaded.config.pod.auto_create);
     let mut config = loaded.config;
     config.gateway.listen = args.listen.unwrap_or(config.gateway.listen);
+    config.gateway.tls_listen = args.tls_listen.or(config.gateway.tls_listen);
     config.pod.auto_create = args.auto_create.or(auto_create_by_file).unwrap_or(true);
     config.pod.accept_loss |= args.accept_loss;
     let makes_certificate = config.gateway.tls_cert.is_none() && config.gateway.tls_key.is_none();
@@ -108,10 +115,10 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     // Nothing is made, and no log is opened, for a process that cannot listen.
     config.gateway.validate()?;
     config.pod.validate()?;
-    check_listen(&config.gateway.listen, "gateway.listen").await?;
-    check_listen_quic(&config.gateway).await?;
+    check_gateway(&config.gateway).await?;
     make_data_dir(&args.data)?;
-    if makes_certificate && let Some(listen) = config.gateway.quic_address() {
+    let tls = config.gateway.tls_address();
+    if makes_certificate && let Some(listen) = tls.or(config.gateway.quic_address()) {
         make_self_signed(&certificate_dir, listen.rsplit_once(':').map_or("", |(host, _)| host))?;
     }
     if makes_key {
@@ -131,16 +138,19 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     }
     let certificate = config.gateway.tls_cert.clone().unwrap_or_default();
     let gateway = Gateway::start(config.gateway, addresses).await?;
-    let address = gateway.address();
     print::answer(format_args!("sluice is up: {} pod(s) in this process", pods.len()))?;
-    print::answer(format_args!("  producers   ws://{address}/v1/tables/TABLE/stream"))?;
-    if let Some(address) = gateway.quic_address() {
-        print::answer(format_args!(
-            "              quic://{address} (certificate {})",
-            certificate.display()
-        ))?;
+    let certificate = certificate.display();
+    if let Some(address) = gateway.plain_address() {
+        print::answer(format_args!("  producers   ws://{address}/v1/tables/TABLE/stream"))?;
     }
-    print::answer(format_args!("  tables      http://{address}/v1/tables"))?;
+    if let Some(address) = gateway.tls_address() {
+        print::answer(format_args!("  producers   wss://{address} (certificate {certificate})"))?;
+    }
+    if let Some(address) = gateway.quic_address() {
+        print::answer(format_args!("  producers   quic://{address} (certificate {certificate})"))?;
+    }
+    let scheme = if gateway.plain_address().is_some() { "http" } else { "https" };
+    print::answer(format_args!("  tables      {scheme}://{}/v1/tables", gateway.address()))?;
     print::answer(format_args!("  data        {}", args.data.display()))?;
     print::answer("Ctrl-C drains: everything accepted is committed before the exit.")?;
     run_until_signal(async move {
@@ -154,9 +164,9 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
 pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::Result<ExitCode> {
     let mut config = Config::load(file)?.config.gateway;
     config.listen = args.listen.unwrap_or(config.listen);
+    config.tls_listen = args.tls_listen.or(config.tls_listen);
     config.validate()?;
-    check_listen(&config.listen, "gateway.listen").await?;
-    check_listen_quic(&config).await?;
+    check_gateway(&config).await?;
     let mut pods = pod_addresses(&args.pods)?;
     for entry in &config.pods {
         pods.push((entry.id.clone(), entry.address.parse()?));
@@ -166,7 +176,12 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
         "a gateway needs a pod: give --pod ID=HOST:PORT, or [[gateway.pods]] in the file"
     );
     let gateway = Gateway::start(config, pods).await?;
-    print::answer(format_args!("gateway listens on ws://{}", gateway.address()))?;
+    if let Some(address) = gateway.plain_address() {
+        print::answer(format_args!("gateway listens on ws://{address}"))?;
+    }
+    if let Some(address) = gateway.tls_address() {
+        print::answer(format_args!("gateway listens on wss://{address}"))?;
+    }
     if let Some(address) = gateway.quic_address() {
         print::answer(format_args!("gateway listens on quic://{address}"))?;
     }
@@ -218,8 +233,15 @@ async fn check_listen(listen: &str, key: &str) -> anyhow::Result<()> {
     TcpListener::bind(listen).await.map(drop).or_else(|error| cannot_listen(listen, key, &error))
 }
 
-/// The same for QUIC, where it is on.
-async fn check_listen_quic(config: &GatewayConfig) -> anyhow::Result<()> {
+/// The same for all addresses of a gateway.
+async fn check_gateway(config: &GatewayConfig) -> anyhow::Result<()> {
+    for (listen, key) in
+        [(config.plain_address(), "gateway.listen"), (config.tls_address(), "gateway.tls_listen")]
+    {
+        if let Some(listen) = listen {
+            check_listen(listen, key).await?;
+        }
+    }
     let Some(listen) = config.quic_address().filter(|_| config.tls_cert.is_some()) else { return Ok(()) };
     let key = "gateway.quic_listen, UDP; `off` switches QUIC off";
     UdpSocket::bind(listen).await.map(drop).or_else(|error| cannot_listen(listen, key, &error))
@@ -268,6 +290,8 @@ fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
 /// Waits for SIGINT or SIGTERM, then drains. A second signal ends the process at once: what is durable is then
 /// committed at the next start.
 async fn run_until_signal(drain: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
+    // It means what it says on a terminal alone: elsewhere it asks to read files again, and ends nobody.
+    let _hangups = Hangups::new();
     terminated().await.context("cannot wait for signals")?;
     print::note("draining: once more to end at once (what is durable is then committed at the next start)");
     tokio::select! {

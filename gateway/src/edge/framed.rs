@@ -70,6 +70,13 @@ pub(crate) fn expected_open(got: &str) -> Error {
     Error::invalid("expected_open", format!("expected an `open` frame first, got {got}"))
 }
 
+/// A frame has begun and does not go on.
+pub(crate) fn frame_timeout() -> Error {
+    let message =
+        "a frame that has begun brought too little in gateway.read_timeout_ms: send it again on a new stream";
+    Error::unavailable("frame_timeout", message)
+}
+
 /// What the stream is to be opened with.
 ///
 /// # Errors

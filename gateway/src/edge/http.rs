@@ -26,14 +26,15 @@ use serde_json::{Value, json};
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{SUBPROTOCOL, UnknownFields};
 use sluice_shared::ids::TableName;
-use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tower::ServiceExt;
 
 use crate::app::{App, Connection};
 use crate::auth::{Credential, Privilege};
+use crate::edge::heads::Http1Socket;
 use crate::edge::zerobus::flight::{self, Flight};
 use crate::edge::zerobus::{self, Zerobus};
-use crate::edge::{catalog, oidc, otlp, post as posts, websocket};
+use crate::edge::{catalog, grpc, oidc, otlp, post as posts, websocket};
 use crate::session::going_away;
 
 /// A table spec is a schema and some properties.
@@ -67,6 +68,8 @@ Tokens:  POST /oidc/v1/token (grant_type=client_credentials), then Authorization
 
 /// All paths.
 pub(crate) fn router(app: Arc<App>) -> Router {
+    let read_timeout = app.config.read_timeout();
+    let grpc = move |request: Request| grpc::watched(request, read_timeout);
     Router::new()
         .route("/", get(async || ABOUT))
         .route("/healthz", get(async || "ok\n"))
@@ -79,8 +82,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/zerobus/v1/tables/{table}/insert", post(posts::insert))
         .route("/oidc/v1/token", post(oidc::token))
         .route("/api/2.1/unity-catalog/tables/{table}", get(catalog::table))
-        .route_service(zerobus::PATH, Zerobus::server(Arc::clone(&app)))
-        .route_service(flight::PATH, Flight::server(Arc::clone(&app)))
+        .route_service(zerobus::PATH, Zerobus::server(Arc::clone(&app)).map_request(grpc))
+        .route_service(flight::PATH, Flight::server(Arc::clone(&app)).map_request(grpc))
         .merge(otlp::routes(&app))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
@@ -312,9 +315,9 @@ async fn upgraded(upgrade: OnUpgrade, stream: websocket::Request, app: Arc<App>,
         tracing::debug!("a connection was lost during its upgrade");
         return;
     };
-    match upgraded.downcast::<TokioIo<TcpStream>>() {
+    match upgraded.downcast::<TokioIo<Http1Socket>>() {
         Ok(parts) => {
-            let (socket, buffered) = (parts.io.into_inner(), parts.read_buf.to_vec());
+            let (socket, buffered) = (parts.io.into_inner().socket, parts.read_buf.to_vec());
             websocket::serve(socket, buffered, stream, app).await;
         }
         Err(upgraded) => refuse_socket(upgraded),
@@ -322,7 +325,7 @@ async fn upgraded(upgrade: OnUpgrade, stream: websocket::Request, app: Arc<App>,
     drop(connection);
 }
 
-/// The accept loop hands hyper plain sockets and no others.
+/// `tcp` hands hyper these sockets and no others.
 fn refuse_socket(upgraded: Upgraded) {
     tracing::error!(?upgraded, "upgraded a connection that is not the socket that was accepted");
 }

@@ -189,7 +189,7 @@ impl Post {
     /// Carries the body to its end, or to that of its stream.
     async fn carry(self, body: axum::body::Body, app: &App) -> (Result<(), Error>, Told, Rest) {
         let mut edge = PostEdge {
-            body: Body::new(body, self.coding, app.config.write_timeout()),
+            body: Body::new(body, self.coding, app.config.read_timeout()),
             unpacker: self.unpacker,
             ready: Ready::new(app.config.frame_bytes_max.as_usize()),
             wait: self.wait,
@@ -361,7 +361,14 @@ impl PostEdge {
     async fn read(&mut self) -> Result<(), Error> {
         match self.body.next().await? {
             Some(piece) => match &mut self.unpacker {
-                Unpacker::Splitter(splitter) => splitter.push(piece, &mut self.ready),
+                Unpacker::Splitter(splitter) => {
+                    let before = self.ready.records();
+                    splitter.push(piece, &mut self.ready)?;
+                    if self.ready.records() > before {
+                        self.body.record_ended();
+                    }
+                    Ok(())
+                }
                 Unpacker::Parquet(parquet) => parquet.push(piece).await,
             },
             None => {

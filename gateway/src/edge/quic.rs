@@ -28,9 +28,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_util::task::TaskTracker;
 
-use crate::app::{App, Connection};
-use crate::certificate::{self, Certificate};
+use crate::app::{App, Connection, Pause};
+use crate::certificate::Certificate;
 use crate::edge::framed;
+use crate::progress::{FRAME_STEP_BYTES, Progress};
 use crate::session::{self, Edge, Ended, Input};
 use crate::upstream::OpenTerms;
 
@@ -65,16 +66,18 @@ const STOPPED: &str = "the producer takes no more answers";
 ///
 /// # Errors
 /// `Invalid` for a certificate that is none; `Unavailable` where it cannot bind.
-pub(crate) async fn start(tcp: SocketAddr, app: &Arc<App>) -> Result<Option<SocketAddr>, Error> {
+pub(crate) async fn start(
+    certificate: Option<&Arc<Certificate>>,
+    app: &Arc<App>,
+) -> Result<Option<SocketAddr>, Error> {
     let Some(listen) = app.config.quic_address() else {
         tracing::info!("QUIC is off");
         return Ok(None);
     };
-    let Some((cert_file, key_file)) = app.config.tls_files() else {
+    let Some(certificate) = certificate else {
         tracing::info!("QUIC is off: it needs a certificate (gateway.tls_cert, gateway.tls_key)");
         return Ok(None);
     };
-    let certificate = Arc::new(Certificate::read(cert_file, key_file)?);
     let failed = |error: std::io::Error| {
         let key = if app.config.quic_listen.is_some() { "gateway.quic_listen" } else { "gateway.listen" };
         let message = format!("cannot listen on {listen} over UDP ({key}, for QUIC): {error}");
@@ -82,15 +85,14 @@ pub(crate) async fn start(tcp: SocketAddr, app: &Arc<App>) -> Result<Option<Sock
     };
     let socket = tokio::net::UdpSocket::bind(listen).await.and_then(tokio::net::UdpSocket::into_std);
     let runtime = Arc::new(quinn::TokioRuntime);
-    let config = server_config(Arc::clone(&certificate))?;
+    let config = server_config(Arc::clone(certificate))?;
     // Its own tasks end by themselves when the endpoint and the connections are dropped; they hold nothing of ours.
     let endpoint = socket
         .and_then(|socket| Endpoint::new(EndpointConfig::default(), Some(config), socket, runtime))
         .map_err(failed)?;
     let address = endpoint.local_addr().map_err(failed)?;
     app.scope.spawn("quic accept", accept(endpoint, Arc::clone(app)));
-    app.scope.spawn("certificate", look_at(certificate, Arc::clone(app)));
-    tracing::info!(%address, http = %tcp, "gateway listens for QUIC");
+    tracing::info!(%address, "gateway listens for QUIC");
     Ok(Some(address))
 }
 
@@ -127,17 +129,6 @@ fn transport_config() -> quinn::TransportConfig {
     config
 }
 
-/// Reads the certificate's files again when they change.
-async fn look_at(certificate: Arc<Certificate>, app: Arc<App>) {
-    loop {
-        tokio::select! {
-            biased; // drain first: the certificate is of no more use
-            () = app.scope.draining() => return,
-            () = sleep(certificate::LOOK_INTERVAL) => certificate.look(),
-        }
-    }
-}
-
 async fn accept(endpoint: Endpoint, app: Arc<App>) {
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     loop {
@@ -153,8 +144,9 @@ async fn accept(endpoint: Endpoint, app: Arc<App>) {
             let _ = incoming.retry();
             continue;
         }
-        match (Arc::clone(&handshakes).try_acquire_owned(), app.place()) {
-            (Ok(handshake), Some(place)) => {
+        let place = app.place(incoming.remote_address().ip()).inspect_err(|error| app.metrics.error(error));
+        match (Arc::clone(&handshakes).try_acquire_owned(), place) {
+            (Ok(handshake), Ok(place)) => {
                 let connection = connection(incoming, handshake, place, Arc::clone(&app));
                 app.scope.spawn("quic connection", connection);
             }
@@ -196,7 +188,7 @@ async fn connection(incoming: Incoming, handshake: OwnedSemaphorePermit, place: 
             accepted = connection.accept_bi() => accepted,
         };
         let Ok((send, recv)) = accepted else { break };
-        let edge = QuicEdge::new(send, recv, &app);
+        let edge = QuicEdge::new(send, recv, Pause::of(place.clone()), &app);
         let (token, place, app) = (streams.token(), place.clone(), Arc::clone(&app));
         app.scope.clone().spawn("quic stream", async move {
             serve(edge, app).await;
@@ -235,6 +227,11 @@ struct QuicEdge {
     waiting: BytesMut,
     /// While the transport takes nothing: until when it must.
     stall: Option<Pin<Box<Sleep>>>,
+    /// While a frame has begun.
+    progress: Progress,
+    pause: Pause,
+    /// Rises with every byte, and by a whole step with every frame.
+    moved: u64,
     write_timeout: Duration,
     /// The producer said `finish`.
     finished: bool,
@@ -248,7 +245,7 @@ struct QuicEdge {
 }
 
 impl QuicEdge {
-    fn new(send: SendStream, recv: RecvStream, app: &App) -> Self {
+    fn new(send: SendStream, recv: RecvStream, pause: Pause, app: &App) -> Self {
         let stopped = send.stopped();
         let stopped = async move {
             match stopped.await {
@@ -264,6 +261,9 @@ impl QuicEdge {
             encoding: Encoding::Json,
             waiting: BytesMut::new(),
             stall: None,
+            progress: Progress::new(app.config.read_timeout(), FRAME_STEP_BYTES),
+            pause,
+            moved: 0,
             write_timeout: app.config.write_timeout(),
             finished: false,
             at_end: false,
@@ -311,7 +311,13 @@ impl QuicEdge {
         if let Poll::Ready(input) = self.poll_write(cx) {
             return Poll::Ready(input);
         }
-        let input = if read { self.poll_read(cx) } else { self.poll_reset(cx) };
+        self.pause.set(!read);
+        let input = if read {
+            self.poll_read(cx)
+        } else {
+            self.progress.rest();
+            self.poll_reset(cx)
+        };
         if input.is_ready() {
             return input;
         }
@@ -373,13 +379,23 @@ impl QuicEdge {
         loop {
             match self.frames.next_frame() {
                 Ok(None) => {}
-                Ok(Some(frame)) => return Poll::Ready(Ok(Some(frame))),
+                Ok(Some(frame)) => {
+                    self.moved += FRAME_STEP_BYTES;
+                    return Poll::Ready(Ok(Some(frame)));
+                }
                 Err(error) => return Poll::Ready(Err(Input::Refused(error))),
             }
             let mut chunks = [const { Bytes::new() }; CHUNKS_PER_READ];
-            let read = ready!(pin!(self.recv.read_chunks(&mut chunks)).poll(cx));
+            let Poll::Ready(read) = pin!(self.recv.read_chunks(&mut chunks)).poll(cx) else {
+                return self.poll_progress(cx).map(Err);
+            };
             match read {
-                Ok(Some(count)) => chunks[..count].iter().for_each(|chunk| self.frames.push(chunk)),
+                Ok(Some(count)) => {
+                    for chunk in &chunks[..count] {
+                        self.moved += chunk.len() as u64;
+                        self.frames.push(chunk);
+                    }
+                }
                 Ok(None) => {
                     (self.at_end, self.is_whole) = (true, true);
                     return Poll::Ready(if self.frames.is_empty() { Ok(None) } else { Err(cut_short()) });
@@ -388,6 +404,16 @@ impl QuicEdge {
                 Err(_) => return Poll::Ready(Err(self.is_gone(CONNECTION_LOST))),
             }
         }
+    }
+
+    /// A frame that has begun must go on; between frames a stream may be silent for ever.
+    fn poll_progress(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
+        if self.frames.is_empty() {
+            return Poll::Pending;
+        }
+        // What the connection's other streams do not read keeps this one's bytes away.
+        ready!(self.progress.poll(cx, self.moved, self.pause.excuses()));
+        Poll::Ready(Input::Refused(framed::frame_timeout()))
     }
 
     /// Sees a reset without reading.

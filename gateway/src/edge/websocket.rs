@@ -4,6 +4,8 @@
 //! *Does not own*: the upgrade's headers (`http`), what frames mean (`framed`), offsets and acks (`session`).
 //! Keeps P7: every buffer of a socket is bounded, and a producer that takes no bytes is closed.
 
+mod frames;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -15,8 +17,7 @@ use serde_json::json;
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Ack, Encoding, GatewayFrame, Open, RECORDS_HEADER_BYTES, UnknownFields};
 use sluice_shared::ids::{StreamName, TableName};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, Interval, MissedTickBehavior, Sleep, sleep, timeout};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::error::{CapacityError, Error as SocketError, ProtocolError};
@@ -26,8 +27,11 @@ use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 use crate::app::App;
 use crate::auth::{Credential, Right};
 use crate::edge::{framed, json_text};
+use crate::progress::{FRAME_STEP_BYTES, Progress};
 use crate::session::{self, Edge, Ended, Input, Records};
+use crate::socket::Socket;
 use crate::upstream::OpenTerms;
+use frames::{FRAGMENTS_MAX, Watched};
 
 /// Allocated per connection. Larger ones cost memory and gain nothing that could be measured.
 const READ_BUFFER_BYTES: usize = 32 << 10;
@@ -59,7 +63,7 @@ pub(crate) struct Request {
 }
 
 /// Speaks to one producer until one side ends it. `buffered` are bytes that were read along with the upgrade.
-pub(crate) async fn serve(socket: TcpStream, buffered: Vec<u8>, request: Request, app: Arc<App>) {
+pub(crate) async fn serve(socket: Socket, buffered: Vec<u8>, request: Request, app: Arc<App>) {
     let mut edge = WebSocketEdge::new(socket, buffered, request.framed, &app).await;
     let ended = match edge.terms(request, &app).await {
         Ok(terms) => Box::pin(session::run(&mut edge, &app, terms)).await,
@@ -75,13 +79,15 @@ enum Mode {
 }
 
 struct WebSocketEdge {
-    socket: WebSocketStream<Metered>,
+    socket: WebSocketStream<Watched>,
     mode: Mode,
     /// Told and not flushed, in bytes.
     waiting_bytes: usize,
     /// While a flush waits: until when the socket must take a byte, and how many it had taken.
     stall: Option<(Pin<Box<Sleep>>, u64)>,
     write_timeout: Duration,
+    /// While a message has begun.
+    progress: Progress,
     ping: Interval,
     heard_at: Instant,
     /// The producer has begun to close. The answer is written with the next touch of the socket, so it is not
@@ -91,7 +97,7 @@ struct WebSocketEdge {
 }
 
 impl WebSocketEdge {
-    async fn new(socket: TcpStream, buffered: Vec<u8>, framed: bool, app: &App) -> Self {
+    async fn new(socket: Socket, buffered: Vec<u8>, framed: bool, app: &App) -> Self {
         let message_max =
             app.config.frame_bytes_max.as_usize() + if framed { RECORDS_HEADER_BYTES } else { 0 };
         let limits = WebSocketConfig::default()
@@ -100,7 +106,7 @@ impl WebSocketEdge {
             .max_write_buffer_size(WRITE_BUFFER_BYTES_MAX)
             .max_message_size(Some(message_max))
             .max_frame_size(Some(message_max));
-        let socket = Metered { socket, written: 0 };
+        let socket = Watched::new(socket, &buffered);
         let socket = WebSocketStream::from_partially_read(socket, buffered, Role::Server, Some(limits)).await;
         let mut ping = tokio::time::interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -110,6 +116,7 @@ impl WebSocketEdge {
             waiting_bytes: 0,
             stall: None,
             write_timeout: app.config.write_timeout(),
+            progress: Progress::new(app.config.read_timeout(), FRAME_STEP_BYTES),
             ping,
             heard_at: Instant::now(),
             closing: false,
@@ -153,7 +160,7 @@ impl WebSocketEdge {
                 }
                 Some(Ok(message)) => return Ok(message),
                 Some(Err(error)) => {
-                    return Err(match read_failure(&error) {
+                    return Err(match self.read_failure(&error) {
                         Input::Refused(error) => Ended::Failed(error),
                         _ => Ended::Gone,
                     });
@@ -178,6 +185,7 @@ impl WebSocketEdge {
         } else {
             // What is not read cannot be held against the producer.
             self.heard_at = Instant::now();
+            self.progress.rest();
         }
         self.poll_ping(cx)
     }
@@ -198,7 +206,7 @@ impl WebSocketEdge {
     }
 
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
-        let written = self.socket.get_ref().written;
+        let written = self.socket.get_ref().socket.written();
         if self.stall.as_ref().is_none_or(|(_, before)| *before != written) {
             self.stall = Some((Box::pin(sleep(self.write_timeout)), written));
         }
@@ -210,10 +218,11 @@ impl WebSocketEdge {
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
         loop {
-            let message = match ready!(self.socket.poll_next_unpin(cx)) {
-                Some(Ok(message)) => message,
-                Some(Err(error)) => return Poll::Ready(read_failure(&error)),
-                None => return Poll::Ready(Input::Gone(CONNECTION_LOST)),
+            let message = match self.socket.poll_next_unpin(cx) {
+                Poll::Ready(Some(Ok(message))) => message,
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(self.read_failure(&error)),
+                Poll::Ready(None) => return Poll::Ready(Input::Gone(CONNECTION_LOST)),
+                Poll::Pending => return self.poll_progress(cx),
             };
             self.heard_at = Instant::now();
             let input = match (message, &self.mode) {
@@ -231,6 +240,24 @@ impl WebSocketEdge {
                 return Poll::Ready(input);
             }
         }
+    }
+
+    /// A message that has begun must go on; between messages a stream may be silent for ever.
+    fn poll_progress(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
+        let frames = &self.socket.get_ref().frames;
+        if !frames.has_begun() {
+            return Poll::Pending;
+        }
+        ready!(self.progress.poll(cx, frames.moved, false));
+        Poll::Ready(Input::Refused(framed::frame_timeout()))
+    }
+
+    fn read_failure(&self, error: &SocketError) -> Input {
+        if self.socket.get_ref().is_flooded {
+            let message = format!("a message in more than {FRAGMENTS_MAX} fragments: send larger ones");
+            return Input::Refused(Error::invalid(TOO_MANY_FRAGMENTS, message));
+        }
+        read_failure(error)
     }
 
     fn poll_ping(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
@@ -429,6 +456,7 @@ fn read_failure(error: &SocketError) -> Input {
 }
 
 const RECORD_TOO_LARGE: &str = "record_too_large";
+const TOO_MANY_FRAGMENTS: &str = "too_many_fragments";
 const INVALID_UTF8: &str = "invalid_utf8";
 const WEBSOCKET_PROTOCOL: &str = "websocket_protocol";
 
@@ -436,7 +464,7 @@ const WEBSOCKET_PROTOCOL: &str = "websocket_protocol";
 fn close_code(error: &Error) -> u16 {
     match error.code.as_str() {
         _ if error.kind != ErrorKind::Invalid => error.kind.websocket_close_code(),
-        RECORD_TOO_LARGE => 1009,
+        RECORD_TOO_LARGE | TOO_MANY_FRAGMENTS => 1009,
         INVALID_UTF8 => 1007,
         WEBSOCKET_PROTOCOL => 1002,
         _ => error.kind.websocket_close_code(),
@@ -458,40 +486,4 @@ fn too_many_records() -> Error {
         "too_many_records",
         "more records in one message than can be counted: send smaller messages",
     )
-}
-
-/// A socket that counts what it has taken.
-struct Metered {
-    socket: TcpStream,
-    written: u64,
-}
-
-impl AsyncRead for Metered {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(cx, buffer)
-    }
-}
-
-impl AsyncWrite for Metered {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.socket).poll_write(cx, bytes))?;
-        self.written += written as u64;
-        Poll::Ready(Ok(written))
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
-    }
 }

@@ -69,7 +69,8 @@ impl Zerobus {
     ) -> Result<Response<Answers<D::Response>>, Status> {
         let (table, credential) = admit(request.metadata(), &self.app)?;
         let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
-        let call = Call::new(request.into_inner(), answers, "send smaller messages");
+        let (_, extensions, requests) = request.into_parts();
+        let call = Call::new(requests, answers, "send smaller messages").carried(&extensions, &self.app);
         let edge = ZerobusEdge::<D> { call, credential, encoding: Encoding::Json, resumes: false };
         self.app.scope.spawn("zerobus stream", serve(edge, table, Arc::clone(&self.app)));
         Ok(Response::new(ReceiverStream::new(receiver)))

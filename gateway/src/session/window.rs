@@ -14,6 +14,8 @@ use bytes::{Bytes, BytesMut};
 use sluice_shared::ids::OffsetRange;
 use sluice_shared::requests::{Boundary, RequestSpan};
 
+use crate::budget::Share;
+
 /// Payloads up to this size are copied into a merged frame; larger ones gain nothing from it.
 const SMALL_BYTES: usize = 4 << 10;
 /// A merged frame is not made larger than this.
@@ -76,6 +78,8 @@ pub(crate) struct Window {
     /// Of all held frames.
     bytes: usize,
     budget: usize,
+    /// The same bytes, and those of `hold`, among all streams'.
+    share: Share,
     next_offset: u64,
     /// Where the stream counts its requests: the number of the next one.
     next_request: Option<u64>,
@@ -92,9 +96,8 @@ struct Merging {
 }
 
 impl Window {
-    /// An empty window of `budget` bytes whose first record gets `next_offset`. `next_request`: what is pushed at once is
-    /// a request, and counted from there on.
-    pub(crate) fn new(next_offset: u64, budget: usize, merge: Merge, next_request: Option<u64>) -> Self {
+    /// An empty window of `budget` bytes whose first record gets `next_offset`.
+    pub(crate) fn new(next_offset: u64, budget: usize, merge: Merge, share: Share) -> Self {
         Self {
             frames: VecDeque::new(),
             sent: 0,
@@ -102,10 +105,16 @@ impl Window {
             merge,
             bytes: 0,
             budget,
+            share,
             next_offset,
-            next_request,
+            next_request: None,
             sent_next: next_offset,
         }
+    }
+
+    /// What is pushed at once is a request, and counted from `next_request` on.
+    pub(crate) fn counting(self, next_request: Option<u64>) -> Self {
+        Self { next_request, ..self }
     }
 
     /// Offset of the next record.
@@ -137,7 +146,23 @@ impl Window {
     /// Whether a payload of this size fits. An empty window takes any: else one larger than the budget would
     /// wait for ever.
     pub(crate) fn has_room(&self, payload_bytes: usize) -> bool {
-        self.is_empty() || self.bytes + payload_bytes + FRAME_OVERHEAD_BYTES <= self.budget
+        let payload_bytes = payload_bytes + FRAME_OVERHEAD_BYTES;
+        self.is_empty() || (self.bytes + payload_bytes <= self.budget && self.share.has_room(payload_bytes))
+    }
+
+    /// Counts a payload that was read and has no room here yet among all streams' bytes.
+    pub(crate) fn hold(&mut self, payload_bytes: usize) {
+        self.share.take(payload_bytes);
+    }
+
+    /// Its end.
+    pub(crate) fn let_go(&mut self, payload_bytes: usize) {
+        self.share.give_back(payload_bytes);
+    }
+
+    fn grow(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        self.share.take(bytes);
     }
 
     /// Whether something waits to be sent.
@@ -156,13 +181,13 @@ impl Window {
         if !small {
             self.seal();
             let frame = Frame { first_offset: range.start, count, payload, requests };
-            self.bytes += frame.bytes();
+            self.grow(frame.bytes());
             self.frames.push_back(frame);
         } else if !self.merged(count, &payload, &requests) {
             self.seal();
-            self.bytes += payload.len() + FRAME_OVERHEAD_BYTES;
+            let request_bytes = requests.as_ref().map_or(0, |_| REQUEST_BYTES);
+            self.grow(payload.len() + FRAME_OVERHEAD_BYTES + request_bytes);
             let payload = BytesMut::from(&payload[..]);
-            self.bytes += requests.as_ref().map_or(0, |_| REQUEST_BYTES);
             self.merging = Some(Merging { first_offset: range.start, count, payload, requests });
         }
         self.next_offset = range.end;
@@ -182,11 +207,12 @@ impl Window {
         }
         merging.payload.extend_from_slice(payload);
         merging.count = sum;
-        self.bytes += merging.payload.len() - before;
+        let mut grown = merging.payload.len() - before;
         if let (Some(merging), Some(requests)) = (&mut merging.requests, requests) {
             merging.extend(requests.clone());
-            self.bytes += REQUEST_BYTES;
+            grown += REQUEST_BYTES;
         }
+        self.grow(grown);
         true
     }
 
@@ -222,6 +248,7 @@ impl Window {
         while self.frames.front().is_some_and(|frame| frame.end() <= next) {
             let Some(frame) = self.frames.pop_front() else { break };
             self.bytes -= frame.bytes();
+            self.share.give_back(frame.bytes());
             // After a rewind an ack of the lost pod's work may cover frames that are not sent again yet.
             self.sent = self.sent.saturating_sub(1);
         }
@@ -249,9 +276,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::budget::Budget;
 
     fn window(merge: Merge) -> Window {
-        Window::new(0, 1000, merge, None)
+        Window::new(0, 1000, merge, Budget::new(1 << 30).share())
     }
 
     fn line(text: &'static str) -> Bytes {
@@ -275,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_frame_knows_which_requests_it_is_made_of() {
-        let mut window = Window::new(10, 1000, Merge::Lines, Some(4));
+        let mut window = Window::new(10, 1000, Merge::Lines, Budget::new(1000).share()).counting(Some(4));
         window.push(1, line("a"));
         window.push(2, line("b\nc"));
         let span = |offset, requests, counts: &[u32]| {
@@ -353,7 +381,7 @@ mod tests {
 
     #[test]
     fn offsets_do_not_wrap() {
-        let mut window = Window::new(u64::MAX - 1, 1000, Merge::Lines, None);
+        let mut window = Window::new(u64::MAX - 1, 1000, Merge::Lines, Budget::new(1000).share());
         assert!(window.push(2, line("a\nb")).is_none());
         assert!(window.push(1, line("a")).is_some());
     }

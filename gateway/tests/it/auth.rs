@@ -190,7 +190,7 @@ async fn a_websocket_is_refused_before_its_upgrade() {
                 .headers_mut()
                 .insert("authorization", format!("Bearer {token}").parse().expect("a header"));
         }
-        let connected = soon("the upgrade", tokio_tungstenite::connect_async(request)).await;
+        let connected = Box::pin(soon("the upgrade", tokio_tungstenite::connect_async(request))).await;
         let error = match connected {
             Ok((socket, _)) => {
                 let mut producer = Producer { socket, subprotocol: None };

@@ -315,7 +315,7 @@ impl Producer {
         if let Some(offer) = offer {
             request.headers_mut().insert("sec-websocket-protocol", offer.parse().expect("a header"));
         }
-        let connecting = tokio_tungstenite::connect_async(request);
+        let connecting = Box::pin(tokio_tungstenite::connect_async(request));
         let (socket, response) = soon("the upgrade", connecting).await.expect("upgrades");
         let chosen = response.headers().get("sec-websocket-protocol");
         let subprotocol = chosen.map(|chosen| chosen.to_str().expect("text").to_owned());

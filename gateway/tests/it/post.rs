@@ -349,7 +349,7 @@ async fn a_body_that_is_cut_off_is_no_whole_body() {
 #[tokio::test]
 async fn a_body_that_does_not_come_is_not_waited_for() {
     let pod = FakePod::start("pod-1");
-    let gateway = gateway_with(&[&pod], |config| config.write_timeout_ms = 200).await;
+    let gateway = gateway_with(&[&pod], |config| config.read_timeout_ms = 200).await;
     let mut posting = Posting::begin(&gateway, PATH, NDJSON).await;
     posting.send(b"{}\n{").await;
     let (status, answer) = posting.answer().await;
@@ -362,7 +362,7 @@ async fn a_producer_is_not_blamed_while_it_is_not_read() {
     let pod = FakePod::start("pod-1");
     pod.tell(|memory| memory.acks = false);
     let limit = |config: &mut GatewayConfig| {
-        (config.write_timeout_ms, config.window_bytes.0) = (300, 4096);
+        (config.read_timeout_ms, config.window_bytes.0) = (300, 4096);
     };
     let gateway = gateway_with(&[&pod], limit).await;
     let mut posting = Posting::begin(&gateway, PATH, NDJSON).await;

@@ -563,3 +563,36 @@ async fn the_open_frame_has_to_carry_a_token_where_tokens_are_asked_for() {
     stream.frame(format!("\x01{open}").as_bytes()).await;
     assert!(matches!(stream.read().await, Some(GatewayFrame::Opened(_))));
 }
+
+#[tokio::test]
+async fn a_frame_that_does_not_go_on_is_refused_and_silence_between_them_is_not() {
+    let pod = FakePod::start("pod-1");
+    let quic = Quic::with(&[&pod], |config| config.read_timeout_ms = 300).await;
+    let connection = quic.connect().await;
+    let (mut silent, mut other) = (Stream::open(&connection).await, Stream::open(&connection).await);
+    for begun in [&[0_u8, 0][..], &[0, 0, 0, 20, 2]] {
+        let mut stream = Stream::open(&connection).await;
+        stream.bytes(begun).await;
+        let (error, code) = stream.refusal().await;
+        assert_eq!((error.code.as_str(), code), ("frame_timeout", 503));
+    }
+    other.records(0, 1, "{}").await;
+    silent.records(0, 1, "{}").await;
+    silent.until_durable(0).await;
+    other.until_durable(0).await;
+}
+
+#[tokio::test]
+async fn what_our_protocol_has_not_is_bounded_or_ends_the_connection() {
+    let pod = FakePod::start("pod-1");
+    let quic = Quic::start(&[&pod]).await;
+    let connection = quic.connect().await;
+    let uni = tokio::time::timeout(Duration::from_millis(200), connection.open_uni()).await;
+    assert!(uni.is_err(), "the gateway gives no credit for streams in one direction");
+    let datagram = connection.send_datagram(Bytes::from_static(b"x"));
+    assert!(datagram.is_err(), "the gateway takes no datagrams");
+    assert_eq!(connection.max_datagram_size(), None);
+    let mut stream = Stream::open(&connection).await;
+    stream.records(0, 1, "{}").await;
+    stream.until_durable(0).await;
+}

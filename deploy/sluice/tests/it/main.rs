@@ -25,3 +25,5 @@ mod vanish;
 mod full;
 mod quic;
 mod tokens;
+mod tls;
+mod process;

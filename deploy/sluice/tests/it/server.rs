@@ -69,6 +69,11 @@ impl Server {
         self.process.take().expect("ended once").terminate().expect("drains");
     }
 
+    /// What it has logged.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("sluice.log")).expect("a log")
+    }
+
     pub(crate) fn tables_dir(&self) -> PathBuf {
         self.dir.path().join("data/tables")
     }

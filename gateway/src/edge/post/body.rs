@@ -16,6 +16,7 @@ use sluice_shared::error::Error;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::coding::Coding;
+use crate::progress::FRAME_STEP_BYTES;
 
 /// Behind a refusal the rest of the body is thrown away for this long. Without it the kernel answers unread bytes
 /// with a reset, which takes the answer with it.
@@ -31,15 +32,16 @@ pub(in crate::edge) struct Body {
     chunk: Bytes,
     ended: bool,
     timeout: Duration,
-    /// While a chunk is waited for: until when it has to come.
+    /// Since a chunk was waited for: until when enough has to come, and how much has.
     due: Option<Instant>,
+    since_due: u64,
 }
 
 impl Body {
-    /// `timeout`: how long it may bring nothing while it is read.
+    /// `timeout`: how long a record that has begun may take to bring 16 KiB more, or its end, while it is read.
     pub(in crate::edge) fn new(body: AnyBody, coding: Coding, timeout: Duration) -> Self {
         let chunks = body.into_data_stream();
-        Self { chunks, coding, chunk: Bytes::new(), ended: false, timeout, due: None }
+        Self { chunks, coding, chunk: Bytes::new(), ended: false, timeout, due: None, since_due: 0 }
     }
 
     /// The next piece; None at the end. Safe to drop and call again.
@@ -61,21 +63,31 @@ impl Body {
             }
             let due = *self.due.get_or_insert_with(|| Instant::now() + self.timeout);
             match timeout_at(due, self.chunks.next()).await {
-                Ok(Some(Ok(chunk))) => self.chunk = chunk,
+                Ok(Some(Ok(chunk))) => {
+                    self.since_due += chunk.len() as u64;
+                    self.chunk = chunk;
+                }
                 Ok(Some(Err(error))) => return Err(cut_off(&error.to_string())),
                 Ok(None) => self.ended = true,
                 Err(_) => {
-                    let message = format!("the body brought nothing for {:?}: send it again", self.timeout);
+                    let message = format!("the body brought too little in {:?}: send it again", self.timeout);
                     return Err(Error::invalid("body_timeout", message));
                 }
             }
-            self.due = None;
+            if self.since_due >= FRAME_STEP_BYTES {
+                self.pause();
+            }
         }
+    }
+
+    /// A record has ended: the next one has all the time.
+    pub(super) fn record_ended(&mut self) {
+        self.pause();
     }
 
     /// It is not read for a while: the producer is not to blame.
     pub(in crate::edge) fn pause(&mut self) {
-        self.due = None;
+        (self.due, self.since_due) = (None, 0);
     }
 
     /// What has not been read.

@@ -10,12 +10,15 @@ use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::FinishWhen;
 use sluice_shared::ids::{OffsetRange, TableName};
 use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout, timeout_at};
 use tonic::metadata::MetadataMap;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Extensions, Status, Streaming};
 
 use super::details::details;
-use crate::app::App;
+use crate::app::{App, Connection, Pause};
 use crate::auth::{Credential, Privilege};
+use crate::edge::framed;
+use crate::edge::grpc::CallEnd;
 use crate::session::{self, Ended, Input};
 
 /// Names the table in each call's headers; clients with headers of their own may leave it out.
@@ -79,7 +82,14 @@ pub(super) struct Call<Q, A> {
     finished: bool,
     /// What a client is to do about a message that is too large.
     advice: &'static str,
+    /// Of the connection that carries the call.
+    pause: Option<Pause>,
+    end: CallEnd,
 }
+
+const SLOW_CONSUMER: &str = "slow_consumer";
+/// Until `carried` says what is configured.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<Q: Send + 'static, A: Send> Call<Q, A> {
     pub(super) fn new(
@@ -87,9 +97,22 @@ impl<Q: Send + 'static, A: Send> Call<Q, A> {
         answers: mpsc::Sender<Result<A, Status>>,
         advice: &'static str,
     ) -> Self {
-        let answers = Answers { sender: answers, waiting: VecDeque::new() };
-        let sent = Requests::default();
-        Self { requests, answers, sent, opened: false, finished: false, advice }
+        let answers = Answers {
+            sender: answers,
+            waiting: VecDeque::new(),
+            stalled_since: None,
+            write_timeout: WRITE_TIMEOUT,
+        };
+        let (sent, end) = (Requests::default(), CallEnd::default());
+        Self { requests, answers, sent, opened: false, finished: false, advice, pause: None, end }
+    }
+
+    /// `of_request`: the extensions of the call's request, which say how it is carried.
+    pub(super) fn carried(mut self, of_request: &Extensions, app: &App) -> Self {
+        self.answers.write_timeout = app.config.write_timeout();
+        self.pause = of_request.get::<Connection>().cloned().map(Pause::of);
+        self.end = of_request.get::<CallEnd>().cloned().unwrap_or_default();
+        self
     }
 
     /// The first request. None where it does not come in time.
@@ -108,12 +131,13 @@ impl<Q: Send + 'static, A: Send> Call<Q, A> {
 
     /// The next request, or what the session is to know instead. May be dropped at any time.
     pub(super) async fn next(&mut self, read: bool) -> Result<Q, Input> {
+        if let Some(pause) = &mut self.pause {
+            pause.set(!read);
+        }
         let reading = read && !self.finished;
         let request = tokio::select! {
             biased; // what was told leaves first: acks let the client go on
-            left = self.answers.progress() => {
-                return Err(if left { Input::Cleared } else { Input::Gone("call ended") });
-            }
+            left = self.answers.progress() => return Err(left),
             request = self.requests.message(), if reading => request,
         };
         match request {
@@ -126,12 +150,20 @@ impl<Q: Send + 'static, A: Send> Call<Q, A> {
                 let message = format!("{}: {}", error.message(), self.advice);
                 Err(Input::Refused(Error::invalid("record_too_large", message)))
             }
+            Err(error) if error.code() == tonic::Code::DeadlineExceeded => {
+                Err(Input::Refused(framed::frame_timeout()))
+            }
             Err(_) => Err(Input::Gone("connection lost")),
         }
     }
 
     /// Ends the call as the session did.
     pub(super) async fn close(self, ended: Ended, app: &App) {
+        if self.answers.is_stalled() {
+            let message = format!("took no answers for {:?}", self.answers.write_timeout);
+            app.metrics.error(&Error::busy(SLOW_CONSUMER, message, Duration::ZERO));
+            return self.end.cut_off();
+        }
         let Ended::Failed(error) = ended else { return };
         let error = self.sent.placed(error);
         tracing::info!(code = error.code, %error, "zerobus stream refused");
@@ -143,8 +175,11 @@ impl<Q: Send + 'static, A: Send> Call<Q, A> {
                 () = tokio::time::sleep(TARPIT) => {}
             }
         }
+        let told = timeout(self.answers.write_timeout, self.answers.sender.send(Err(status(&error)))).await;
         // A client that is gone needs no answer.
-        let _ = self.answers.sender.send(Err(status(&error))).await;
+        if told.is_err() {
+            self.end.cut_off();
+        }
     }
 }
 
@@ -153,6 +188,9 @@ pub(super) struct Answers<T> {
     sender: mpsc::Sender<Result<T, Status>>,
     /// Told, and not yet taken by the call.
     waiting: VecDeque<T>,
+    /// While the call takes none.
+    stalled_since: Option<Instant>,
+    write_timeout: Duration,
 }
 
 impl<T: Send> Answers<T> {
@@ -173,19 +211,30 @@ impl<T: Send> Answers<T> {
         self.waiting.is_empty()
     }
 
-    /// Resolves when one that waited has left (true), or the call has ended (false). May be dropped at any time.
-    async fn progress(&mut self) -> bool {
-        if self.waiting.is_empty() {
+    /// Resolves when there is room again, or the call has ended, or should. May be dropped at any time.
+    async fn progress(&mut self) -> Input {
+        if self.has_room() {
+            self.stalled_since = None;
             self.sender.closed().await;
-            return false;
+            return Input::Gone("call ended");
         }
-        match (self.sender.reserve().await, self.waiting.pop_front()) {
-            (Ok(room), Some(answer)) => {
-                room.send(Ok(answer));
-                true
+        let since = *self.stalled_since.get_or_insert_with(Instant::now);
+        match timeout_at(since + self.write_timeout, self.sender.reserve()).await {
+            Err(_) => Input::Gone(SLOW_CONSUMER),
+            Ok(Err(_)) => Input::Gone("call ended"),
+            Ok(Ok(room)) => {
+                self.stalled_since = None;
+                if let Some(answer) = self.waiting.pop_front() {
+                    room.send(Ok(answer));
+                }
+                Input::Cleared
             }
-            _ => false,
         }
+    }
+
+    fn is_stalled(&self) -> bool {
+        let since = self.stalled_since.filter(|_| !self.sender.is_closed());
+        since.is_some_and(|since| since.elapsed() >= self.write_timeout)
     }
 }
 

@@ -62,8 +62,9 @@ impl FlightService for Flight {
             status(&Error::invalid("invalid_table_name", message))
         })?;
         let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
+        let (_, extensions, requests) = request.into_parts();
         let edge = FlightEdge {
-            call: Call::new(request.into_inner(), answers, "send smaller batches"),
+            call: Call::new(requests, answers, "send smaller batches").carried(&extensions, &self.app),
             credential,
             schema: Bytes::new(),
             last_offset: -1,
