@@ -488,7 +488,7 @@ fn keep_raw(stream: &Stream, payload: &Bytes, first: u64, refused: &mut [Refusal
     let mut keep = |index: usize, record: &[u8]| {
         // A copy: else one bad record would hold the whole frame.
         if let Some(refusal) = wanted.next_if(|refusal| refusal.offset == first + index as u64) {
-            refusal.raw = Some(Bytes::copy_from_slice(record));
+            refusal.raw = Some(record.into());
         }
     };
     match stream.encoding {
@@ -499,7 +499,7 @@ fn keep_raw(stream: &Stream, payload: &Bytes, first: u64, refused: &mut [Refusal
         Encoding::Arrow => {
             let places: Vec<usize> = wanted.map(|refusal| (refusal.offset - first) as usize).collect();
             for (refusal, record) in refused.iter_mut().zip(arrow::rows_as_json(payload, &places)) {
-                refusal.raw = Some(record);
+                refusal.raw = Some(record.into());
             }
         }
     }

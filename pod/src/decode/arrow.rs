@@ -29,14 +29,14 @@ use super::ipc::{Budget, FramedMessage, check_message, invalid, message};
 use crate::table::batch::Reason;
 
 /// Rows of a frame that was decoded, at rising places, each as a JSON object. What has no form in JSON is empty.
-pub fn rows_as_json(payload: &Bytes, places: &[usize]) -> Vec<Bytes> {
+pub fn rows_as_json(payload: &Bytes, places: &[usize]) -> Vec<Vec<u8>> {
     let rows = catch_unwind(|| picked_as_json(payload, places)).ok().and_then(Result::ok);
     let mut rows = rows.unwrap_or_default();
-    rows.resize(places.len(), Bytes::new());
+    rows.resize(places.len(), Vec::new());
     rows
 }
 
-fn picked_as_json(payload: &Bytes, places: &[usize]) -> Result<Vec<Bytes>, ArrowError> {
+fn picked_as_json(payload: &Bytes, places: &[usize]) -> Result<Vec<Vec<u8>>, ArrowError> {
     let (mut buffer, mut decoder) = (Buffer::from(payload.clone()), StreamDecoder::new());
     let (mut first, mut places, mut rows) = (0, places.iter().copied().peekable(), Vec::new());
     while let Some(batch) = decoder.decode(&mut buffer)? {
@@ -46,7 +46,7 @@ fn picked_as_json(payload: &Bytes, places: &[usize]) -> Result<Vec<Bytes>, Arrow
             writer.write(&batch.slice(place - first, 1))?;
             writer.finish()?;
             drop(writer);
-            rows.push(Bytes::from(text.trim_ascii_end().to_vec()));
+            rows.push(text.trim_ascii_end().to_vec());
         }
         first += batch.num_rows();
     }

@@ -74,10 +74,10 @@ impl Sealed {
     }
 
     /// Runs on a log writer's thread: tells the streams, then hands the batch to its table.
-    fn durable(self, durable: Durable) {
-        for (run, progress) in self.batch.runs.iter().zip(&self.progresses) {
+    fn durable(mut self, durable: Durable) {
+        for (run, progress) in self.batch.runs.iter_mut().zip(&self.progresses) {
             if !run.refused.is_empty() {
-                progress.refused(run.refused.iter().map(Refusal::told));
+                progress.refused(run.refused.iter_mut().map(Refusal::tell));
             }
             if let Some(boundary) = run.boundary() {
                 progress.whole(boundary);

@@ -25,7 +25,7 @@ pub struct Refusal {
     /// Why.
     pub reason: Reason,
     /// The record as it was sent, where its table keeps such ones.
-    pub raw: Option<Bytes>,
+    pub raw: Option<Box<[u8]>>,
 }
 
 /// All codes in one place, so that none can be refused with and then not be read back from the log.
@@ -103,18 +103,30 @@ pub struct Run {
 }
 
 impl Refusal {
-    /// What is told of it: not the record.
-    pub fn told(&self) -> Self {
-        Self { raw: self.raw.as_ref().map(|_| Bytes::new()), ..self.clone() }
+    /// What is told of it: not the record. Once it is durable and told, nobody asks for its words any more, but where its
+    /// table keeps the record.
+    pub fn tell(&mut self) -> Self {
+        let reason = match &self.raw {
+            Some(_) => self.reason.clone(),
+            None => {
+                let wordless = Reason::wordless(self.reason.code);
+                std::mem::replace(&mut self.reason, wordless)
+            }
+        };
+        Self { offset: self.offset, reason, raw: self.raw.as_ref().map(|_| Box::default()) }
     }
 
     /// Bytes that it holds in memory.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.reason.text_bytes() + self.raw.as_ref().map_or(0, Bytes::len)
+        size_of::<Self>() + self.reason.text_bytes() + self.raw.as_ref().map_or(0, |raw| raw.len())
     }
 }
 
 impl Reason {
+    fn wordless(code: &'static str) -> Self {
+        Self { code, column: None, message: String::new() }
+    }
+
     /// Bytes that it holds in memory.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.text_bytes()
@@ -387,7 +399,7 @@ fn refusal_header(refusal: &Refusal) -> RefusalHeader {
         code: refusal.reason.code.to_owned(),
         column: refusal.reason.column.clone(),
         message: refusal.reason.message.clone(),
-        raw: refusal.raw.clone(),
+        raw: refusal.raw.as_deref().map(Bytes::copy_from_slice),
     }
 }
 
@@ -395,7 +407,7 @@ fn refusal(header: &RefusalHeader) -> Refusal {
     let code = ReasonCode::ALL.iter().find(|code| code.as_str() == header.code);
     let code = code.unwrap_or(&ReasonCode::Refused).as_str();
     let reason = Reason { code, column: header.column.clone(), message: header.message.clone() };
-    Refusal { offset: header.offset, reason, raw: header.raw.clone() }
+    Refusal { offset: header.offset, reason, raw: header.raw.as_deref().map(Box::from) }
 }
 
 #[cfg(test)]
@@ -418,7 +430,7 @@ mod tests {
         };
         let rows: usize = chunk_rows.iter().sum();
         let reason = Reason { code: "wrong_type", column: Some("n".into()), message: "not a number".into() };
-        let refused = vec![Refusal { offset: 10, reason, raw: Some(Bytes::from_static(b"raw")) }];
+        let refused = vec![Refusal { offset: 10, reason, raw: Some(b"raw".as_slice().into()) }];
         let offsets = OffsetRange::from_count(10, rows as u64 + 1).expect("fits");
         let stream = StreamId::ephemeral();
         let start = Boundary { offset: 9, requests: 4 };

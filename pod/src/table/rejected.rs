@@ -14,7 +14,6 @@ use arrow::array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, RecordBatchOp
 use arrow::datatypes::{DataType, Field, Schema};
 use arrow::error::ArrowError;
 use arrow::json::LineDelimitedWriter;
-use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use sluice_shared::ids::{OffsetRange, SessionId, StreamId};
@@ -84,7 +83,7 @@ struct Reject {
     session: SessionId,
     reason: &'static str,
     /// Of a record that was refused.
-    refused: Option<(Reason, Bytes)>,
+    refused: Option<(Reason, Box<[u8]>)>,
     /// As JSON, or as it was sent where that is text.
     record: Option<String>,
 }
@@ -119,15 +118,15 @@ impl Rejects {
     }
 
     /// Takes a record that was refused, and is to be kept as it was sent.
-    pub fn quarantine(&mut self, run: &Run, refusal: &Refusal, raw: Bytes) {
+    pub fn quarantine(&mut self, run: &Run, refusal: &Refusal, raw: &[u8]) {
         let is_text = |text: &&str| !text.contains(|c: char| c.is_control() && !c.is_ascii_whitespace());
-        let record = std::str::from_utf8(&raw).ok().filter(is_text).map(str::to_owned);
+        let record = std::str::from_utf8(raw).ok().filter(is_text).map(str::to_owned);
         self.records.push(Reject {
             stream: run.stream.clone(),
             offset: refusal.offset,
             session: run.session,
             reason: refusal.reason.code,
-            refused: Some((refusal.reason.clone(), raw)),
+            refused: Some((refusal.reason.clone(), raw.into())),
             record,
         });
     }
@@ -174,8 +173,8 @@ impl Rejects {
             "message" => texts(|reject| Some(&reject.refused.as_ref()?.0.message)),
             "record" => texts(|reject| reject.record.as_deref()),
             "raw" => {
-                let raw = |reject: &&Reject| Some(reject.refused.as_ref()?.1.clone());
-                Arc::new(records.iter().map(raw).collect::<BinaryArray>())
+                let raw = records.iter().map(|reject| Some(&*reject.refused.as_ref()?.1));
+                Arc::new(raw.collect::<BinaryArray>())
             }
             _ => arrow::array::new_null_array(column.data_type(), records.len()),
         };

@@ -125,7 +125,7 @@ impl Round {
                     && !done.contains(&part)
                     && news.insert(part)
                 {
-                    rejects.quarantine(run_of, refusal, raw.clone());
+                    rejects.quarantine(run_of, refusal, raw);
                 }
             }
             for (offsets, cause) in &run.aside {

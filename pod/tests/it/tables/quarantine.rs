@@ -36,7 +36,7 @@ async fn a_refused_record_is_kept_once_whoever_commits_its_run() {
     let s = stream("s");
     let with_refused = |start: u64, end: u64| {
         let reason = Reason { code: "wrong_type", column: Some("n".to_owned()), message: "no".to_owned() };
-        let raw = Some(Bytes::from(format!("{{\"n\":\"{start}\"}}")));
+        let raw = Some(format!("{{\"n\":\"{start}\"}}").into_bytes().into());
         let refused = vec![Refusal { offset: start, reason, raw }];
         Run { refused, ..run(&s, 1, start, end) }
     };
