@@ -99,6 +99,24 @@ impl Gateway {
     /// # Errors
     /// `Invalid` for a configuration, certificate or pod address that cannot be; `Unavailable` where the listener cannot bind.
     pub async fn start(config: GatewayConfig, pods: Vec<(PodId, PodAddress)>) -> Result<Self, Error> {
+        Self::start_with(config, pods, http::router).await
+    }
+
+    /// Not a gateway: sends WebSocket messages back, whatever the path, over all that producers' messages come
+    /// through. Conformance suites test that; nothing but `examples/websocket_echo.rs` starts it.
+    ///
+    /// # Errors
+    /// As `start`.
+    #[doc(hidden)]
+    pub async fn start_echo(config: GatewayConfig) -> Result<Self, Error> {
+        Self::start_with(config, Vec::new(), http::echo_router).await
+    }
+
+    async fn start_with(
+        config: GatewayConfig,
+        pods: Vec<(PodId, PodAddress)>,
+        router: fn(Arc<App>) -> Router,
+    ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
         let listener = TcpListener::bind(&config.listen).await;
         let bound = listener.and_then(|listener| Ok((listener.local_addr()?, listener)));
@@ -111,7 +129,7 @@ impl Gateway {
         let places = Arc::new(Semaphore::new(config.connections_max));
         let app = Arc::new(App { config, upstream, metrics: Metrics::new(), scope, places });
         let quic_address = quic::start(address, &app).await?;
-        app.scope.spawn("accept", accept(listener, Arc::clone(&app)));
+        app.scope.spawn("accept", accept(listener, router(Arc::clone(&app)), Arc::clone(&app)));
         tracing::info!(%address, "gateway listens");
         Ok(Self { address, quic_address, app })
     }
@@ -147,8 +165,7 @@ impl Drop for Gateway {
     }
 }
 
-async fn accept(listener: TcpListener, app: Arc<App>) {
-    let router = http::router(Arc::clone(&app));
+async fn accept(listener: TcpListener, router: Router, app: Arc<App>) {
     loop {
         let accepted = tokio::select! {
             biased; // drain first: a storm of connections must not hold it up

@@ -4,6 +4,8 @@
 //! *Does not own*: the upgrade's headers (`http`), what frames mean (`framed`), offsets and acks (`session`).
 //! Keeps P7: every buffer of a socket is bounded, and a producer that takes no bytes is closed.
 
+pub(super) mod echo;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -273,6 +275,11 @@ impl WebSocketEdge {
                 (Some(code), error.code)
             }
         };
+        self.leave(code, reason).await;
+    }
+
+    /// Closes with a code, or answers the producer's close.
+    async fn leave(mut self, code: Option<u16>, reason: String) {
         if let Some(code) = code {
             let close = CloseFrame { code: code.into(), reason: reason.into() };
             self.write(Message::Close(Some(close)));
