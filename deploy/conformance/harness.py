@@ -20,6 +20,8 @@ TABLE = "main.default.readings"
 START_SECONDS = 60
 # How long a case may wait for what has to come.
 WAIT_SECONDS = 60
+# Of each program's log, where a case failed.
+LOG_LINES = 30
 
 sluice_binary = "target/debug/sluice"
 
@@ -190,7 +192,7 @@ class Case(unittest.TestCase):
 
 
 class Result(unittest.TextTestResult):
-    """Says how long each case took."""
+    """Says how long each case took, and what the programs said where it failed."""
 
     def startTest(self, test):
         super().startTest(test)
@@ -199,6 +201,27 @@ class Result(unittest.TextTestResult):
     def addSuccess(self, test):
         self.stream.write(f"{time.monotonic() - self.began:.1f} s ")
         super().addSuccess(test)
+
+    def _show(self, test):
+        directory = getattr(test, "directory", "")
+        for name in sorted(os.listdir(directory) if directory else []):
+            if name.endswith(".log"):
+                with open(os.path.join(directory, name)) as log:
+                    last = "".join(log.readlines()[-LOG_LINES:])
+                self.stream.writeln(f"\n--- the last of {name}\n{last}---")
+
+    def addFailure(self, test, err):
+        self._show(test)
+        super().addFailure(test, err)
+
+    def addError(self, test, err):
+        self._show(test)
+        super().addError(test, err)
+
+    def addSubTest(self, test, subtest, err):
+        if err is not None:
+            self._show(test)
+        super().addSubTest(test, subtest, err)
 
 
 def selected(suite, keep):
