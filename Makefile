@@ -37,6 +37,7 @@ conformance-short: $(CONFORMANCE)/.ready
 	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_wire.py target/debug/sluice --short
 	$(CONFORMANCE)/bin/python deploy/conformance/quic_clients.py target/debug/sluice --short
 	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice --short
+	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice --short
 
 # All of them, older versions and the Rust client too, whose dependencies take some minutes to build.
 conformance: $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
@@ -49,6 +50,7 @@ conformance: $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
 	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_wire.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/quic_clients.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice
+	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice
 
 lint:
 	cargo fmt --all --check

@@ -14,8 +14,8 @@ import time
 from harness import TABLE, WAIT_SECONDS, Case, main, only_in_full
 
 PROGRAM = os.environ.get("CONFORMANCE_RUST_SDK", "target/conformance-rust/debug/conformance-rust-sdk")
-# Cases of what the server does not have yet, by class. Empty it when it does.
-NOT_YET = ["Persistent"]
+# Cases of what the server does not have yet, by class: left out, and named.
+NOT_YET = []
 
 
 class Producer:
@@ -200,6 +200,12 @@ class Ephemeral(RustSdk):
 class Persistent(RustSdk):
     """Exactly once: all of one stream, each record once, whatever is lost on the way."""
 
+    def start(self):
+        sluice = super().start()
+        # It is made of no first record: what could be resumed before there is one?
+        sluice.create_table(("id", "int64"))
+        return sluice
+
     def created(self, producer, kind="json"):
         stream, watermark = producer.tell(f"create {kind}").split()
         self.assertEqual(watermark, "none")
@@ -256,7 +262,6 @@ class Persistent(RustSdk):
 
     def test_a_stream_that_is_not_known_is_not_found(self):
         sluice = self.start()
-        sluice.create_table(("id", "int64"))
         for stream in ("~018f0000000070008000000000000001", "6f1c1b4e-0000-4000-8000-000000000000", "no-such-stream"):
             refusal = self.producer(sluice).refusal(f"resume {stream} json")
             self.assertRegex(refusal, r"NotFound|not found")

@@ -199,7 +199,7 @@ class Wire(Case):
             (create(AVRO), None, "avro_schema_json"),
             (create(), binary, "record_type"),
             (create(), nothing, "record_type"),
-            (create(), create(), "second `create_stream`"),
+            (create(), create(), "a call carries one stream"),
             (create(), Request(), "not known"),
             (record(0, "{}"), None, "create_stream"),
             (create(table="main.default.other"), None, "they must agree"),

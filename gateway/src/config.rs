@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sluice_shared::config::{ByteSize, ConfigError};
 use sluice_shared::error::Error;
-use sluice_shared::ids::PodId;
+use sluice_shared::ids::{PodId, TableName};
 use sluice_shared::link::PodAddress;
 use sluice_shared::proto::MESSAGE_BYTES_MAX;
 
@@ -37,6 +37,16 @@ pub struct GatewayConfig {
     pub window_bytes: ByteSize,
     /// Largest message, frame and record.
     pub frame_bytes_max: ByteSize,
+    /// Where OTLP's log records go that name no table.
+    pub otlp_logs_table: Option<TableName>,
+    /// Where its spans go.
+    pub otlp_traces_table: Option<TableName>,
+    /// Where its data points go.
+    pub otlp_metrics_table: Option<TableName>,
+    /// Where Parquet bodies are kept while they are read; the system's directory for such files unless given.
+    pub scratch_dir: Option<PathBuf>,
+    /// Largest Parquet body.
+    pub parquet_bytes_max: ByteSize,
     /// The pods. The all-in-one program fills them in itself.
     pub pods: Vec<PodEntry>,
     /// Producer connections at one time.
@@ -73,6 +83,11 @@ impl Default for GatewayConfig {
             tls_key: None,
             window_bytes: ByteSize::mib(8),
             frame_bytes_max: ByteSize::mib(10),
+            otlp_logs_table: None,
+            otlp_traces_table: None,
+            otlp_metrics_table: None,
+            scratch_dir: None,
+            parquet_bytes_max: ByteSize::mib(8 << 10),
             pods: Vec::new(),
             connections_max: 16_000,
             handshake_timeout_ms: 10_000,
@@ -142,6 +157,11 @@ impl GatewayConfig {
     pub fn quic_address(&self) -> Option<&str> {
         let listen = self.quic_listen.as_deref().unwrap_or(&self.listen);
         (!is_off(listen)).then_some(listen)
+    }
+
+    /// Where bodies are kept that cannot be read as they come.
+    pub(crate) fn scratch_dir(&self) -> PathBuf {
+        self.scratch_dir.clone().unwrap_or_else(std::env::temp_dir)
     }
 
     /// The files of certificate and key.

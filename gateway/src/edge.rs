@@ -7,6 +7,7 @@
 mod framed;
 pub(crate) mod http;
 mod json_text;
+pub(crate) mod otlp;
 mod post;
 pub(crate) mod quic;
 pub(crate) mod websocket;

@@ -18,13 +18,12 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use sluice_shared::error::Error;
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Move, Opened, Rejected};
-use sluice_shared::ids::StreamId;
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::proto::{self, StreamRequest, StreamResponse, stream_request, stream_response};
 use tokio::time::Instant;
 
 use crate::app::App;
-use crate::upstream::{Call, OpenTerms, is_loss};
+use crate::upstream::{self, Call, OpenTerms, is_loss};
 use outbox::Outbox;
 use window::{AckBeyondSent, Merge, Window};
 
@@ -120,10 +119,11 @@ pub(crate) async fn run(edge: &mut impl Edge, app: &App, terms: OpenTerms) -> En
         Ok(call) => call,
         Err(error) => return Ended::Failed(error),
     };
-    let (stream, stream_end) = (call.opened.stream.clone(), call.opened.stream_end);
+    let opened = call.opened.clone();
+    let stream = opened.stream.clone();
     tracing::info!(%stream, table = %terms.table, pod = %call.placed.pod, "stream opened");
     let mut session = Session::new(edge, app, terms, call);
-    session.tell_opened(&stream, stream_end);
+    session.tell_opened(opened);
     let mut ended = session.run().await;
     if let Err(why) = session.settle().await {
         tracing::info!(%stream, why, "producer is gone");
@@ -163,7 +163,8 @@ impl<'a, E: Edge> Session<'a, E> {
             Encoding::Protobuf | Encoding::Avro => Merge::Messages,
             Encoding::Arrow => Merge::Never,
         };
-        let window = Window::new(opened.next_offset, app.config.window_bytes.as_usize(), merge);
+        let counted = terms.whole_requests.then_some(opened.requests);
+        let window = Window::new(opened.next_offset, app.config.window_bytes.as_usize(), merge, counted);
         let terms = OpenTerms {
             stream: Some(opened.stream.clone()),
             session: Some(opened.session),
@@ -188,11 +189,12 @@ impl<'a, E: Edge> Session<'a, E> {
         }
     }
 
-    fn tell_opened(&mut self, stream: &StreamId, stream_end: u64) {
+    fn tell_opened(&mut self, opened: upstream::Opened) {
         self.edge.tell(&GatewayFrame::Opened(Opened {
-            stream: stream.clone(),
-            next_offset: self.window.next_offset(),
-            stream_end,
+            stream: opened.stream,
+            next_offset: opened.next_offset,
+            stream_end: opened.stream_end,
+            requests: opened.requests,
             window_bytes: self.app.config.window_bytes.0,
             frame_bytes_max: self.app.config.frame_bytes_max.0,
         }));
@@ -406,9 +408,9 @@ impl<'a, E: Edge> Session<'a, E> {
     }
 
     fn rejected(&mut self, rejection: proto::Rejection) {
-        let proto::Rejection { offset, code, column, message } = rejection;
+        let proto::Rejection { offset, code, column, message, quarantined } = rejection;
         let column = (!column.is_empty()).then_some(column);
-        if self.outbox.refuse(Rejected { offset, code, column, message }) {
+        if self.outbox.refuse(Rejected { offset, code, column, message, quarantined }) {
             self.app.metrics.rejected_records.inc();
         }
     }
@@ -508,7 +510,8 @@ async fn link_event(link: &mut Link, responding: bool, sending: bool) -> Event {
 }
 
 fn to_wire(frame: window::Frame) -> proto::Frame {
-    proto::Frame { first_offset: frame.first_offset, count: frame.count, payload: frame.payload }
+    let requests = frame.requests.map(proto::RequestSpan::from);
+    proto::Frame { first_offset: frame.first_offset, count: frame.count, payload: frame.payload, requests }
 }
 
 fn misplaced(expected: u64, records: &Records) -> Option<Error> {

@@ -72,9 +72,46 @@ pub(crate) struct OpenTerms {
     pub(crate) rate_bytes_per_s: Option<u64>,
     /// The pod that held the stream last.
     pub(crate) last_pod: Option<PodId>,
+    /// What the producer sends at once is taken whole or not at all, and of a named stream it is counted.
+    pub(crate) whole_requests: bool,
+    /// Whether a named stream may be, or has to be, there already.
+    pub(crate) existence: proto::Existence,
 }
 
 impl OpenTerms {
+    /// A new stream that ends with its producer's connection.
+    pub(crate) fn ephemeral(table: TableName, encoding: Encoding) -> Self {
+        Self {
+            stream: Some(StreamId::ephemeral()),
+            session: Some(SessionId(1)),
+            ..Self::new(table, encoding)
+        }
+    }
+
+    /// A new session of the named stream.
+    pub(crate) fn named(table: TableName, encoding: Encoding, name: StreamName) -> Self {
+        Self { name: Some(name), ..Self::new(table, encoding) }
+    }
+
+    fn new(table: TableName, encoding: Encoding) -> Self {
+        Self {
+            table,
+            name: None,
+            stream: None,
+            session: None,
+            resume_at: None,
+            stream_end: 0,
+            encoding,
+            unknown: UnknownFields::Refuse,
+            schema: Bytes::new(),
+            schema_id: None,
+            rate_bytes_per_s: None,
+            last_pod: None,
+            whole_requests: false,
+            existence: proto::Existence::Any,
+        }
+    }
+
     fn to_wire(&self) -> proto::Open {
         let encoding = match self.encoding {
             Encoding::Json => proto::Encoding::Json,
@@ -94,6 +131,8 @@ impl OpenTerms {
             schema: self.schema.clone(),
             schema_id: self.schema_id.unwrap_or_default(),
             schema_pinned: self.schema_id.is_some(),
+            whole_requests: self.whole_requests,
+            existence: self.existence.into(),
         }
     }
 }
@@ -107,6 +146,8 @@ pub(crate) struct Opened {
     pub(crate) next_offset: u64,
     /// One more than the last offset that the stream has.
     pub(crate) stream_end: u64,
+    /// Of a stream that counts its requests: how many are durable, all before `next_offset`.
+    pub(crate) requests: u64,
     pub(crate) schema_id: Option<u64>,
 }
 
@@ -327,6 +368,16 @@ impl Upstream {
         Err(failure)
     }
 
+    /// Ends a named stream for good.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unavailable` where the table's home, or a log that has some of the stream, does not answer.
+    pub(crate) async fn retire_stream(&self, table: &TableName, name: &StreamName) -> Result<(), Error> {
+        let (pod, mut home) = self.home(table)?;
+        let request = proto::RetireRequest { table: table.to_string(), name: name.to_string() };
+        answered(home.retire(request)).await.map(|_| ()).map_err(|error| self.named(&pod, error))
+    }
+
     /// Whether at least one pod answers.
     pub(crate) async fn is_ready(&self) -> bool {
         let ask = |client: &PodClient<Channel>| {
@@ -404,6 +455,7 @@ fn read_opened(response: Option<StreamResponse>, pod: &PodId) -> Result<Opened, 
         session: SessionId(opened.session),
         next_offset: opened.next_offset,
         stream_end: opened.stream_end,
+        requests: opened.requests,
         schema_id: opened.schema_pinned.then_some(opened.schema_id),
     })
 }

@@ -21,6 +21,7 @@ use crate::admission::Admission;
 use crate::config::PodConfig;
 use crate::lane::{Lanes, Limits};
 use crate::service::{Peers, PodService};
+use crate::stream::Reach;
 use crate::stream::record::LogEntry;
 use crate::stream::{DETACHED_KEPT, Streams};
 use crate::table::batch::Batch;
@@ -176,7 +177,8 @@ async fn replay_log(replay: Replay, streams: &Streams, tables: &Tables, pod: &Po
             Error::invalid("wal_entry", format!("{message}; was it written by a newer Sluice?"))
         })?;
         for run in &batch.runs {
-            streams.logged(&batch.table_id, &run.stream, run.offsets.end);
+            let reach = Reach { next: run.offsets.end, boundary: run.boundary() };
+            streams.logged(&batch.table_id, &run.stream, reach);
             records += run.offsets.count();
         }
         batches += 1;

@@ -14,18 +14,19 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use arrow::array::RecordBatch;
+use ::arrow::array::RecordBatch;
 use bytes::Bytes;
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, count_lines, count_messages};
+use sluice_shared::frame::{Encoding, count_lines, count_messages, lines, messages};
 use sluice_shared::ids::{OffsetRange, SchemaId, StreamId, TableId};
 use sluice_shared::lifecycle::now_us;
+use sluice_shared::requests::RequestSpan;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::Permit;
-use crate::decode::Decoded;
 use crate::decode::json::JsonDecoder;
+use crate::decode::{Decoded, arrow};
 use crate::stream::progress::StreamProgress;
 use crate::stream::{FrameParts, Stream};
 use crate::table::Table;
@@ -302,32 +303,57 @@ impl OpenBatch {
     /// # Errors
     /// A frame that cannot be read. Nothing of it is in the batch.
     fn append(&mut self, frame: LaneFrame, limits: Limits) -> Result<Option<LaneFrame>, Error> {
-        let LaneFrame { stream, offsets, here, parts: FrameParts { payload, permit } } = frame;
+        let LaneFrame { stream, offsets, here, parts: FrameParts { payload, mut requests, permit } } = frame;
         if here > 0 {
             self.close_json(); // rows that are cut away must not be among others
         }
         let chunks_before = self.chunks.len();
-        let Read { end, payload_bytes, mut refused } = self.read(&stream, &payload, offsets, limits)?;
+        let Read { mut end, payload_bytes, mut refused } = self.read(&stream, &payload, offsets, limits)?;
         let mut start = offsets.start;
         if here > 0 {
             self.close_json();
             start = end.min(start + here as u64);
             let new = refused.split_off(refused.partition_point(|refusal| refusal.offset < start));
             self.cut(chunks_before, (start - offsets.start) as usize - refused.len());
-            stream.progress.judged(start, std::mem::replace(&mut refused, new));
+            let mut old = std::mem::replace(&mut refused, new);
+            if stream.whole_requests && !self.table.quarantines() {
+                old.clear(); // they were taken, whatever their table has become since
+            }
+            stream.progress.judged(start, old);
+        }
+        let quarantines = !refused.is_empty() && self.table.quarantines();
+        if quarantines {
+            keep_raw(&stream, &payload, offsets.start, &mut refused);
+        }
+        let mut fault = None;
+        if stream.whole_requests
+            && !quarantines
+            && let Some(bad) = refused.first()
+        {
+            fault = Some(refusal_error(bad));
+            let whole =
+                requests.as_ref().map_or(bad.offset, |requests| requests.last_before(bad.offset).offset);
+            let whole = whole.max(start);
+            self.cut_end((end - whole) as usize - refused.len());
+            (end, refused) = (whole, Vec::new());
         }
         self.closed_bytes += refused.iter().map(Refusal::memory_bytes).sum::<usize>();
         self.held.payload_bytes += payload_bytes;
         self.held.rows_bytes = self.closed_bytes + self.json.as_ref().map_or(0, JsonDecoder::bytes);
+        let rest = requests.as_mut().map(|requests| requests.split_off(end));
         if start < end {
-            self.add_run(&stream, OffsetRange { start, end }, refused);
+            self.add_run(&stream, OffsetRange { start, end }, refused, requests);
+        }
+        if let Some(error) = fault {
+            stream.progress.fault(end, error);
+            return Ok(None);
         }
         if end == offsets.end {
             self.permits.push(permit);
             return Ok(None);
         }
         let here = here.saturating_sub((end - offsets.start) as usize);
-        let parts = FrameParts { payload: payload.slice(payload_bytes..), permit };
+        let parts = FrameParts { payload: payload.slice(payload_bytes..), requests: rest, permit };
         Ok(Some(LaneFrame { stream, offsets: OffsetRange { start: end, ..offsets }, here, parts }))
     }
 
@@ -340,7 +366,7 @@ impl OpenBatch {
     ) -> Result<Read, Error> {
         let mut refused = Vec::new();
         let mut refuse = |index: usize, reason: Reason| {
-            refused.push(Refusal { offset: offsets.start + index as u64, reason });
+            refused.push(Refusal { offset: offsets.start + index as u64, reason, raw: None });
         };
         match stream.encoding {
             Encoding::Json => {
@@ -382,16 +408,27 @@ impl OpenBatch {
         Ok(self.json.insert(json))
     }
 
-    fn add_run(&mut self, stream: &Stream, offsets: OffsetRange, refused: Vec<Refusal>) {
+    fn add_run(
+        &mut self,
+        stream: &Stream,
+        offsets: OffsetRange,
+        refused: Vec<Refusal>,
+        requests: Option<RequestSpan>,
+    ) {
         if let Some(OpenRun { run, progress }) = self.runs.last_mut()
             && Arc::ptr_eq(progress, &stream.progress)
             && run.offsets.end == offsets.start
         {
             run.offsets.end = offsets.end;
             run.refused.extend(refused);
+            if let (Some(run), Some(more)) = (&mut run.requests, requests) {
+                run.extend(more);
+            }
             return;
         }
-        let run = Run { stream: stream.id.clone(), session: stream.session, offsets, refused };
+        // An ephemeral stream is never asked how many are durable.
+        let requests = requests.filter(|_| !stream.id.is_ephemeral()).map(Box::new);
+        let run = Run { stream: stream.id.clone(), session: stream.session, offsets, refused, requests };
         self.runs.push(OpenRun { run, progress: Arc::clone(&stream.progress) });
     }
 
@@ -416,6 +453,20 @@ impl OpenBatch {
         }
     }
 
+    /// Drops the last `rows` rows.
+    fn cut_end(&mut self, mut rows: usize) {
+        self.close_json();
+        while rows > 0
+            && let Some(chunk) = self.chunks.pop()
+        {
+            let kept = chunk.num_rows().saturating_sub(rows);
+            rows = rows.saturating_sub(chunk.num_rows());
+            if kept > 0 {
+                self.chunks.push(chunk.slice(0, kept));
+            }
+        }
+    }
+
     fn seal(self) -> Sealed {
         let (runs, progresses) = self.runs.into_iter().map(|open| (open.run, open.progress)).unzip();
         let batch = Batch {
@@ -428,6 +479,38 @@ impl OpenBatch {
             schema: self.table.schema().clone(),
         };
         Sealed { batch, table: self.table, progresses, permits: self.permits }
+    }
+}
+
+/// Gives refused records, by rising offset, what was sent.
+fn keep_raw(stream: &Stream, payload: &Bytes, first: u64, refused: &mut [Refusal]) {
+    let mut wanted = refused.iter_mut().peekable();
+    let mut keep = |index: usize, record: &[u8]| {
+        // A copy: else one bad record would hold the whole frame.
+        if let Some(refusal) = wanted.next_if(|refusal| refusal.offset == first + index as u64) {
+            refusal.raw = Some(Bytes::copy_from_slice(record));
+        }
+    };
+    match stream.encoding {
+        Encoding::Json => lines(payload).enumerate().for_each(|(index, record)| keep(index, record)),
+        Encoding::Protobuf | Encoding::Avro => {
+            messages(payload).enumerate().for_each(|(index, record)| keep(index, record));
+        }
+        Encoding::Arrow => {
+            let places: Vec<usize> = wanted.map(|refusal| (refusal.offset - first) as usize).collect();
+            for (refusal, record) in refused.iter_mut().zip(arrow::rows_as_json(payload, &places)) {
+                refusal.raw = Some(record);
+            }
+        }
+    }
+}
+
+fn refusal_error(refusal: &Refusal) -> Error {
+    let Reason { code, column, message } = refusal.reason.clone();
+    let error = Error::invalid(code, message).at_offset(refusal.offset);
+    match column {
+        Some(column) => error.at_column(column),
+        None => error,
     }
 }
 

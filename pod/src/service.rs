@@ -16,6 +16,7 @@ use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::proto;
 use sluice_shared::proto::stream_request::Kind as Ask;
 use sluice_shared::proto::stream_response::Kind as Answer;
+use sluice_shared::requests::RequestSpan;
 use sluice_shared::table::TableSpec;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -27,7 +28,7 @@ use crate::admission::Admission;
 use crate::lane::Lanes;
 use crate::stream::ack::AckTracker;
 use crate::stream::record::LogEntry;
-use crate::stream::{FrameParts, Hold, Sent, Streams};
+use crate::stream::{FrameParts, Hold, Reach, Sent, Streams};
 use crate::table::Tables;
 use crate::table::batch::Refusal;
 
@@ -86,8 +87,19 @@ impl proto::pod_server::Pod for PodService {
         request: Request<proto::FenceRequest>,
     ) -> Result<Response<proto::FenceResponse>, Status> {
         let request = request.into_inner();
-        let answered = self.fence_stream(&request).await?;
-        Ok(Response::new(proto::FenceResponse { durable_next: answered }))
+        let Reach { next, boundary } = self.fence_stream(&request).await?;
+        let requests = boundary.map(proto::Boundary::from);
+        Ok(Response::new(proto::FenceResponse { durable_next: next, requests }))
+    }
+
+    async fn retire(
+        &self,
+        request: Request<proto::RetireRequest>,
+    ) -> Result<Response<proto::RetireResponse>, Status> {
+        let proto::RetireRequest { table, name } = request.into_inner();
+        let name = name.parse().map_err(Error::from)?;
+        self.retire_stream(&table_name(&table)?, name).await?;
+        Ok(Response::new(proto::RetireResponse {}))
     }
 
     async fn create_table(
@@ -130,7 +142,7 @@ impl PodService {
         Ok(Response::new(proto::TableDescription { table: name.as_str().to_owned(), description }))
     }
 
-    async fn fence_stream(&self, request: &proto::FenceRequest) -> Result<u64, Error> {
+    async fn fence_stream(&self, request: &proto::FenceRequest) -> Result<Reach, Error> {
         let ours = self.log.log;
         if request.log.parse().ok().map(LogId) != Some(ours) {
             let message = format!(
@@ -296,10 +308,19 @@ async fn pass(
         let message = format!("stream {stream}: frame at offset {first} of {} records", frame.count);
         return Err(Error::invalid("empty_frame", message).at_offset(first));
     };
+    let requests = frame.requests.map(RequestSpan::try_from).transpose()?;
+    if let Some(requests) = requests.as_ref().filter(|requests| !requests.covers(offsets)) {
+        let (start, end) = (requests.start.offset, requests.end().offset);
+        let message = format!(
+            "stream {stream}: frame of offsets {first} to {} of requests from {start} to {end}",
+            offsets.end
+        );
+        return Err(Error::invalid("invalid_requests", message).at_offset(first));
+    }
     hold.stream.progress.refusals_at_most(REFUSALS_WAITING_MAX).await;
     let permit = service.admission.admit(frame.payload.len(), frame.count).await;
     let room = lane.reserve().await.map_err(|_| service.draining())?;
-    match hold.send(offsets, room, FrameParts { payload: frame.payload, permit }) {
+    match hold.send(offsets, room, FrameParts { payload: frame.payload, requests, permit }) {
         Sent::Taken | Sent::Duplicate => Ok(()),
         Sent::Gap { expected } => {
             let message =
@@ -361,6 +382,7 @@ fn rejections(refusals: &[Refusal]) -> proto::Rejections {
         code: refusal.reason.code.to_owned(),
         column: refusal.reason.column.clone().unwrap_or_default(),
         message: refusal.reason.message.clone(),
+        quarantined: refusal.raw.is_some(),
     };
     proto::Rejections { rejections: refusals.iter().map(rejection).collect() }
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use sluice_shared::error::Error;
 use sluice_shared::frame::{Encoding, UnknownFields};
 use sluice_shared::ids::{OffsetRange, SessionId, StreamId, TableId};
+use sluice_shared::requests::{Boundary, RequestSpan};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +34,22 @@ pub const DETACHED_KEPT: Duration = Duration::from_secs(30 * 60);
 /// How long a fence waits for what an older session has in flight.
 const FENCE_DEADLINE: Duration = Duration::from_secs(30);
 
+/// How far a log, or a table, has a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reach {
+    /// One more than the highest offset; 0 where there is none.
+    pub next: u64,
+    /// Of a stream that counts its requests: where the last one that is wholly there ends.
+    pub boundary: Option<Boundary>,
+}
+
+impl Reach {
+    /// The farther of both.
+    pub fn max(self, other: Self) -> Self {
+        Self { next: self.next.max(other.next), boundary: self.boundary.max(other.boundary) }
+    }
+}
+
 /// One stream, as its calls, its lane and its table share it.
 pub struct Stream {
     /// Its identity.
@@ -45,6 +62,8 @@ pub struct Stream {
     pub encoding: Encoding,
     /// What becomes of fields that the table does not have.
     pub unknown: UnknownFields,
+    /// A record that is refused ends the stream before its request.
+    pub whole_requests: bool,
     /// How far it has come.
     pub progress: Arc<StreamProgress>,
     /// Reads its Arrow frames. Only its lane locks it.
@@ -101,6 +120,7 @@ impl Stream {
             table: opening.table,
             encoding: opening.encoding,
             unknown: opening.unknown,
+            whole_requests: opening.whole_requests,
             described: opening.described,
             progress,
             entrance: Mutex::new(Entrance {
@@ -115,6 +135,10 @@ impl Stream {
     /// The offset that has to come next.
     pub fn next_offset(&self) -> u64 {
         self.entrance().gate.next()
+    }
+
+    fn reach(&self, end: u64) -> Reach {
+        Reach { next: end, boundary: self.progress.boundary() }
     }
 
     fn entrance(&self) -> MutexGuard<'_, Entrance> {
@@ -162,6 +186,8 @@ impl Hold {
 pub struct FrameParts {
     /// As the producer encoded it.
     pub payload: bytes::Bytes,
+    /// Of a stream that counts them: the requests that it is made of.
+    pub requests: Option<RequestSpan>,
     /// Held until the frame is durable.
     pub permit: crate::admission::Permit,
 }
@@ -178,6 +204,8 @@ pub struct Opening {
     pub encoding: Encoding,
     /// Fields that the table does not have.
     pub unknown: UnknownFields,
+    /// A record that is refused ends the stream before its request.
+    pub whole_requests: bool,
     /// Of a protobuf or Avro stream: reads its frames.
     pub described: Option<DescribedDecoder>,
 }
@@ -195,8 +223,8 @@ type Key = (TableId, StreamId);
 struct Registry {
     calls: u64,
     open: HashMap<Key, Arc<Stream>>,
-    /// Of named streams that are not open: one more than the highest offset in this pod's log.
-    logged: HashMap<Key, u64>,
+    /// Of named streams that are not open: what this pod's log has.
+    logged: HashMap<Key, Reach>,
     /// Sessions older than these are refused.
     fences: HashMap<Key, SessionId>,
 }
@@ -206,15 +234,15 @@ impl Streams {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The log holds records of `stream` before `next`: found at replay.
-    pub fn logged(&self, table: &TableId, stream: &StreamId, next: u64) {
+    /// The log holds `reach` of `stream`: found at replay.
+    pub fn logged(&self, table: &TableId, stream: &StreamId, reach: Reach) {
         if stream.is_ephemeral() {
             return; // its gateway says itself from where it resends
         }
         let key = (table.clone(), stream.clone());
         let mut registry = self.registry();
         let logged = registry.logged.entry(key).or_default();
-        *logged = next.max(*logged);
+        *logged = reach.max(*logged);
     }
 
     /// Opens a stream for a call, or takes it over from an older call of the same session.
@@ -288,7 +316,7 @@ impl Streams {
         registry.open.remove(&key);
         if !stream.id.is_ephemeral() {
             let logged = registry.logged.entry(key).or_default();
-            *logged = end.max(*logged);
+            *logged = stream.reach(end).max(*logged);
         }
         // Under the registry's lock, as `follow` is: a stream that is just opened again has not ended.
         let ended = stream.id.is_ephemeral().then_some(end);
@@ -296,18 +324,18 @@ impl Streams {
     }
 
     /// Refuses sessions of `stream` older than `session` from now on, waits until what they have in flight is
-    /// durable, and answers one more than the highest offset that this pod's log holds; 0 where it holds none.
+    /// durable, and answers what this pod's log holds.
     ///
     /// # Errors
     /// `Unavailable` where the log does not come to rest in time.
-    pub async fn fence(&self, table: &TableId, id: &StreamId, session: SessionId) -> Result<u64, Error> {
+    pub async fn fence(&self, table: &TableId, id: &StreamId, session: SessionId) -> Result<Reach, Error> {
         let key = (table.clone(), id.clone());
         let (older, logged) = {
             let mut registry = self.registry();
             let fence = registry.fences.entry(key.clone()).or_insert(session);
             *fence = session.max(*fence);
             let older = registry.open.get(&key).filter(|stream| stream.session < session).cloned();
-            (older, registry.logged.get(&key).copied().unwrap_or(0))
+            (older, registry.logged.get(&key).copied().unwrap_or_default())
         };
         let Some(older) = older else { return Ok(logged) };
         older.close(fenced(id, older.session));
@@ -318,7 +346,7 @@ impl Streams {
             Error::unavailable("fence_timeout", message)
         })?;
         self.forget(&older, end);
-        Ok(end.max(logged))
+        Ok(older.reach(end).max(logged))
     }
 
     /// Forgets the streams whose gateways have not come back.

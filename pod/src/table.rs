@@ -20,8 +20,10 @@ use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::ids::{PodId, SchemaId, StreamId, TableId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::table::TableSpec;
+use sluice_shared::table::properties::{ON_INVALID, QUARANTINE};
 use tokio::sync::OwnedMutexGuard;
 
+use crate::stream::Reach;
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal};
 use batch::Batch;
@@ -455,6 +457,12 @@ impl Table {
         self.schema_id
     }
 
+    /// Whether records that do not fit are kept beside it.
+    pub fn quarantines(&self) -> bool {
+        let properties = &self.open.home.view().version.shape.properties;
+        properties.get(ON_INVALID).is_some_and(|value| value == QUARANTINE)
+    }
+
     /// Takes a durable batch. Never blocks; callable from any thread.
     pub fn offer(&self, durable: Durable, batch: Arc<Batch>) {
         self.open.offer(durable, batch);
@@ -471,13 +479,14 @@ impl Table {
         self.open.unfollow(stream, ended);
     }
 
-    /// One more than the highest committed offset of the stream, freshly read from the table; 0 if there is none.
+    /// What the table has of the stream, freshly read from it.
     ///
     /// # Errors
     /// Where the table cannot be read.
-    pub async fn watermark(&self, stream: &StreamId) -> Result<u64, Error> {
+    pub async fn watermark(&self, stream: &StreamId) -> Result<Reach, Error> {
         let view = self.open.home.reload().await.map_err(home_error)?;
-        Ok(view.map.next(stream))
+        let reach = |mark: &watermark::Mark| Reach { next: mark.next, boundary: mark.boundary };
+        Ok(view.map.mark(stream).map(reach).unwrap_or_default())
     }
 
     /// Where the table is stored, and its prefix there.

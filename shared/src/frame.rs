@@ -6,6 +6,8 @@
 //! *Owns*: the bytes of each frame, and refusing those that are none.
 //! *Does not own*: what a frame means to a session. Offsets here are inclusive, as on every producer wire.
 
+use std::fmt;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +45,17 @@ pub enum Encoding {
     Protobuf,
     /// Avro data in binary encoding without header, before each a varint of its length in bytes.
     Avro,
+}
+
+impl fmt::Display for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Json => "JSON",
+            Self::Arrow => "Arrow",
+            Self::Protobuf => "protobuf",
+            Self::Avro => "Avro",
+        })
+    }
 }
 
 /// What to do with fields that the table does not have.
@@ -124,6 +137,10 @@ pub struct Opened {
     pub window_bytes: u64,
     /// Largest payload of one frame, in bytes.
     pub frame_bytes_max: u64,
+    /// Of a stream that counts its requests: how many are durable, which are all before `next_offset`. No frame of
+    /// `sluice.v1` says it.
+    #[serde(skip)]
+    pub requests: u64,
 }
 
 /// Cumulative: everything up to and including these offsets. At least one of `durable` and `committed` is there.
@@ -152,6 +169,9 @@ pub struct Rejected {
     pub column: Option<String>,
     /// What is wrong with it.
     pub message: String,
+    /// It is kept in `<table>__rejected`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub quarantined: bool,
 }
 
 /// The gateway is going away.

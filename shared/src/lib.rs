@@ -1,14 +1,16 @@
 //! The words and rules that both sides of Sluice must agree on.
 //!
-//! *Owns*: ids and their arithmetic, the producers' wire format, CSV as records, the gateway-to-pod service, table specs,
-//! the pool view, error kinds, configuration, lifecycle, telemetry.
+//! *Owns*: ids and their arithmetic, the producers' wire format, requests, CSV as records, protobuf's wire, the
+//! gateway-to-pod service, table specs, the pool view, error kinds, configuration, lifecycle, telemetry.
 //! *Does not own*: anything that only one crate needs.
 
 pub mod ids;
 pub mod error;
 pub mod frame;
+pub mod requests;
 pub mod csv;
 pub mod prefixed;
+pub mod protobuf;
 pub mod proto;
 pub mod table;
 pub mod pool;

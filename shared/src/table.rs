@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::error::Error;
 
-mod properties;
+pub mod properties;
 pub mod types;
 
 /// Most columns of a table.

@@ -109,7 +109,8 @@ impl FakeGateway {
         let mut connection = self.accept().await;
         let open = connection.open().await;
         let stream = stream.parse().expect("stream id");
-        let opened = Opened { stream, next_offset, stream_end: next_offset, window_bytes, frame_bytes_max };
+        let stream_end = next_offset;
+        let opened = Opened { stream, next_offset, stream_end, window_bytes, frame_bytes_max, requests: 0 };
         connection.send(GatewayFrame::Opened(opened)).await;
         (connection, open)
     }
@@ -178,7 +179,8 @@ impl FakeConnection {
 
     pub(crate) async fn reject(&mut self, offset: u64) {
         let (code, message) = ("wrong_type".to_owned(), "expected int64".to_owned());
-        let rejected = Rejected { offset, code, column: Some("n".to_owned()), message };
+        let (column, quarantined) = (Some("n".to_owned()), false);
+        let rejected = Rejected { offset, code, column, message, quarantined };
         self.send(GatewayFrame::Rejected(rejected)).await;
     }
 

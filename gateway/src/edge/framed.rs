@@ -7,7 +7,7 @@ use base64::Engine;
 use bytes::Bytes;
 use sluice_shared::error::Error;
 use sluice_shared::frame::{Encoding, Open, ProducerFrame, count_lines, count_messages};
-use sluice_shared::ids::{SessionId, StreamId, TableName};
+use sluice_shared::ids::TableName;
 
 use crate::session::{Input, Records};
 use crate::upstream::OpenTerms;
@@ -84,24 +84,19 @@ pub(crate) fn terms(open: Open, table: TableName) -> Result<OpenTerms, Error> {
             })?
         }
     };
-    let ephemeral = open.name.is_none();
-    if ephemeral && open.resume_at.is_some_and(|offset| offset > 0) {
-        let message =
-            "`resume_at` without a stream name: only a named stream can be resumed; a new one begins at 0";
-        return Err(Error::invalid("resume_without_name", message));
-    }
+    let terms = match open.name {
+        Some(name) => OpenTerms::named(table, open.encoding, name),
+        None if open.resume_at.is_some_and(|offset| offset > 0) => {
+            let message = "`resume_at` without a stream name: only a named stream can be resumed; a new one begins at 0";
+            return Err(Error::invalid("resume_without_name", message));
+        }
+        None => OpenTerms::ephemeral(table, open.encoding),
+    };
     Ok(OpenTerms {
-        table,
-        name: open.name,
-        stream: ephemeral.then(StreamId::ephemeral),
-        session: ephemeral.then_some(SessionId(1)),
         resume_at: open.resume_at,
-        stream_end: 0,
-        encoding: open.encoding,
         unknown: open.unknown,
         schema,
-        schema_id: None,
         rate_bytes_per_s: open.rate_bytes_per_s,
-        last_pod: None,
+        ..terms
     })
 }

@@ -31,7 +31,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use crate::app::{App, Connection};
 use crate::edge::zerobus::flight::{self, Flight};
 use crate::edge::zerobus::{self, Zerobus};
-use crate::edge::{post as posts, websocket};
+use crate::edge::{otlp, post as posts, websocket};
 use crate::session::going_away;
 
 /// A table spec is a schema and some properties.
@@ -56,6 +56,8 @@ Or in one go:
   POST /v1/tables/TABLE/records (NDJSON, JSON, CSV or an Arrow IPC stream, by Content-Type; gzip or zstd)
   ?wait=committed answers when all is in the table; an Idempotency-Key makes it safe to send again.
 
+OpenTelemetry: OTLP over gRPC, or POST /v1/logs   POST /v1/traces   POST /v1/metrics
+
 Tables:  GET /v1/tables   GET /v1/tables/TABLE   PUT /v1/tables/TABLE (a table spec in JSON)
 State:   GET /healthz   GET /readyz   GET /metrics
 ";
@@ -74,6 +76,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/zerobus/v1/tables/{table}/insert", post(posts::insert))
         .route_service(zerobus::PATH, Zerobus::server(Arc::clone(&app)))
         .route_service(flight::PATH, Flight::server(Arc::clone(&app)))
+        .merge(otlp::routes(&app))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .with_state(app)

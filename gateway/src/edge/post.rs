@@ -4,8 +4,9 @@
 //! *Does not own*: what a stream means (`session`), paths (`http`), reading and cutting bodies (`body`, `split`).
 //! Keeps P7: of a body only what the session's window takes is in memory.
 
-mod body;
-mod coding;
+pub(super) mod body;
+pub(super) mod coding;
+mod parquet;
 mod split;
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Rejected, UnknownFields};
-use sluice_shared::ids::{SessionId, StreamId, StreamName, TableName, TableVersion};
+use sluice_shared::ids::{StreamId, StreamName, TableName, TableVersion};
 use sluice_shared::table::described_columns;
 use uuid::Uuid;
 
@@ -29,6 +30,7 @@ use crate::session::{self, Edge, Ended, Input, going_away};
 use crate::upstream::OpenTerms;
 use body::{Body, Rest};
 use coding::Coding;
+use parquet::Parquet;
 use split::{Ready, Splitter};
 
 /// Refused records that an answer names; it counts all of them.
@@ -37,7 +39,7 @@ const REJECTED_NAMED_MAX: usize = 100;
 const KEY_BYTES_MAX: usize = 255;
 const KEY: &str = "idempotency-key";
 const TYPES: &str = "application/x-ndjson (or application/jsonl), application/json, text/csv, \
-                     application/vnd.apache.arrow.stream";
+                     application/vnd.apache.arrow.stream, application/vnd.apache.parquet";
 
 /// What may stand after the `?`.
 #[derive(Debug, Default, Deserialize)]
@@ -103,7 +105,7 @@ pub(crate) async fn insert(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 /// An answer that comes before the body has ended must survive the rest of it. HTTP/2 has calls of its own.
-fn behind(answer: Response, rest: Rest, version: Version) -> Response {
+pub(super) fn behind(answer: Response, rest: Rest, version: Version) -> Response {
     if version >= Version::HTTP_2 { answer } else { rest.behind(answer) }
 }
 
@@ -135,7 +137,13 @@ struct Post {
     terms: OpenTerms,
     wait: FinishWhen,
     coding: Coding,
-    splitter: Splitter,
+    unpacker: Unpacker,
+}
+
+/// What makes frames of a body.
+enum Unpacker {
+    Splitter(Splitter),
+    Parquet(Parquet),
 }
 
 impl Post {
@@ -152,30 +160,35 @@ impl Post {
         if app.scope.is_draining() {
             return Err(going_away().into());
         }
-        let ignore_unknown = query.unknown == UnknownFields::Ignore;
-        let splitter = match kind {
-            BodyKind::Lines => Splitter::lines(),
-            BodyKind::Values => Splitter::values(kinds == Kinds::Array),
-            BodyKind::Arrow => Splitter::arrow(),
+        let unpacker = match kind {
+            BodyKind::Parquet => {
+                let (directory, max) = (app.config.scratch_dir(), app.config.parquet_bytes_max.0);
+                Unpacker::Parquet(Parquet::new(&directory, max)?)
+            }
+            BodyKind::Lines => Unpacker::Splitter(Splitter::lines()),
+            BodyKind::Values => Unpacker::Splitter(Splitter::values(kinds == Kinds::Array)),
+            BodyKind::Arrow => Unpacker::Splitter(Splitter::arrow()),
             BodyKind::Csv => {
                 let columns = match app.upstream.describe_table(&table).await {
                     Ok(description) => described_columns(&description),
                     Err(error) if error.kind == ErrorKind::NotFound => None,
                     Err(error) => return Err(error.into()),
                 };
-                Splitter::csv(columns, ignore_unknown)
+                let ignore_unknown = query.unknown == UnknownFields::Ignore;
+                Unpacker::Splitter(Splitter::csv(columns, ignore_unknown))
             }
         };
-        let encoding = if kind == BodyKind::Arrow { Encoding::Arrow } else { Encoding::Json };
+        let is_arrow = matches!(kind, BodyKind::Arrow | BodyKind::Parquet);
+        let encoding = if is_arrow { Encoding::Arrow } else { Encoding::Json };
         let terms = open_terms(table, name, encoding, query.unknown);
-        Ok(Self { terms, wait: query.wait, coding, splitter })
+        Ok(Self { terms, wait: query.wait, coding, unpacker })
     }
 
     /// Carries the body to its end, or to that of its stream.
     async fn carry(self, body: axum::body::Body, app: &App) -> (Result<(), Error>, Told, Rest) {
         let mut edge = PostEdge {
             body: Body::new(body, self.coding, app.config.write_timeout()),
-            splitter: self.splitter,
+            unpacker: self.unpacker,
             ready: Ready::new(app.config.frame_bytes_max.as_usize()),
             wait: self.wait,
             at: At::Reading,
@@ -197,22 +210,12 @@ fn open_terms(
     encoding: Encoding,
     unknown: UnknownFields,
 ) -> OpenTerms {
-    let is_ephemeral = name.is_none();
-    OpenTerms {
-        table,
-        stream: is_ephemeral.then(StreamId::ephemeral),
-        session: is_ephemeral.then_some(SessionId(1)),
+    let terms = match name {
+        None => OpenTerms::ephemeral(table, encoding),
         // A key's records are sent from the first on, whatever of them is there: the pod judges them again.
-        resume_at: name.as_ref().map(|_| 0),
-        stream_end: 0,
-        name,
-        encoding,
-        unknown,
-        schema: bytes::Bytes::new(),
-        schema_id: None,
-        rate_bytes_per_s: None,
-        last_pod: None,
-    }
+        Some(name) => OpenTerms { resume_at: Some(0), ..OpenTerms::named(table, encoding, name) },
+    };
+    OpenTerms { unknown, ..terms }
 }
 
 /// The stream that an idempotency key names: a key may hold what no stream name may.
@@ -228,7 +231,7 @@ fn key(headers: &HeaderMap) -> Result<Option<StreamName>, Refusal> {
     Ok(Some(name.parse().map_err(Error::from)?))
 }
 
-fn coding(headers: &HeaderMap) -> Result<Coding, Refusal> {
+pub(super) fn coding(headers: &HeaderMap) -> Result<Coding, Refusal> {
     let Some(named) = headers.get(CONTENT_ENCODING) else { return Ok(Coding::Identity) };
     let known = named.to_str().ok().and_then(Coding::named);
     let unknown = || {
@@ -246,6 +249,7 @@ enum BodyKind {
     Values,
     Csv,
     Arrow,
+    Parquet,
 }
 
 fn body_kind(headers: &HeaderMap, kinds: Kinds) -> Result<BodyKind, Refusal> {
@@ -257,6 +261,7 @@ fn body_kind(headers: &HeaderMap, kinds: Kinds) -> Result<BodyKind, Refusal> {
         "" if kinds == Kinds::Array => Some(BodyKind::Values),
         "text/csv" => Some(BodyKind::Csv),
         "application/vnd.apache.arrow.stream" => Some(BodyKind::Arrow),
+        "application/vnd.apache.parquet" | "application/x-parquet" => Some(BodyKind::Parquet),
         _ => None,
     };
     let kind = kind.filter(|kind| kinds == Kinds::All || *kind == BodyKind::Values);
@@ -280,6 +285,8 @@ struct Told {
     /// The first ones.
     rejected: Vec<Rejected>,
     rejected_total: u64,
+    /// Of those, how many are kept beside their table.
+    quarantined: u64,
     durable: Option<u64>,
     committed: Option<u64>,
     version: Option<TableVersion>,
@@ -301,8 +308,10 @@ impl Told {
     /// The error, and what has become of the records before it.
     fn refuse(&self, error: Error) -> Response {
         let mut refusal = Refusal::from(error);
-        if refusal.error.code == "body_timeout" {
-            refusal.status = StatusCode::REQUEST_TIMEOUT;
+        match refusal.error.code.as_str() {
+            "body_timeout" => refusal.status = StatusCode::REQUEST_TIMEOUT,
+            "body_too_large" => refusal.status = StatusCode::PAYLOAD_TOO_LARGE,
+            _ => {}
         }
         let mut body = self.json();
         body["error"] = json!(refusal.error);
@@ -312,6 +321,9 @@ impl Told {
     /// # Errors
     /// The first record that was refused.
     fn check_all_in(&self) -> Result<(), Error> {
+        if self.quarantined == self.rejected_total {
+            return Ok(());
+        }
         let Some(first) = self.rejected.first() else { return Ok(()) };
         let column = first.column.as_ref().map(|column| format!(", column {column}")).unwrap_or_default();
         let (refused, records) = (self.rejected_total, self.records);
@@ -327,6 +339,8 @@ impl Told {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum At {
     Reading,
+    /// The body is there as a whole, and not all of its records are ready.
+    Unpacking,
     /// What is ready is still to be taken, then this.
     Failing(Error),
     Finishing,
@@ -335,7 +349,7 @@ enum At {
 
 struct PostEdge {
     body: Body,
-    splitter: Splitter,
+    unpacker: Unpacker,
     ready: Ready,
     wait: FinishWhen,
     at: At,
@@ -345,12 +359,26 @@ struct PostEdge {
 impl PostEdge {
     async fn read(&mut self) -> Result<(), Error> {
         match self.body.next().await? {
-            Some(piece) => self.splitter.push(piece, &mut self.ready),
+            Some(piece) => match &mut self.unpacker {
+                Unpacker::Splitter(splitter) => splitter.push(piece, &mut self.ready),
+                Unpacker::Parquet(parquet) => parquet.push(piece).await,
+            },
             None => {
-                self.at = At::Finishing;
-                self.splitter.finish(&mut self.ready)
+                self.at = At::Unpacking;
+                Ok(())
             }
         }
+    }
+
+    async fn unpack(&mut self) -> Result<(), Error> {
+        let goes_on = match &mut self.unpacker {
+            Unpacker::Splitter(splitter) => splitter.finish(&mut self.ready).map(|()| false),
+            Unpacker::Parquet(parquet) => parquet.unpack(&mut self.ready).await,
+        };
+        if !goes_on? {
+            self.at = At::Finishing;
+        }
+        Ok(())
     }
 }
 
@@ -369,6 +397,12 @@ impl Edge for PostEdge {
                 At::Reading => {
                     self.at = At::Reading;
                     if let Err(error) = self.read().await {
+                        self.at = At::Failing(error.at_offset(self.ready.records()));
+                    }
+                }
+                At::Unpacking => {
+                    self.at = At::Unpacking;
+                    if let Err(error) = self.unpack().await {
                         self.at = At::Failing(error.at_offset(self.ready.records()));
                     }
                 }
@@ -397,6 +431,7 @@ impl Edge for PostEdge {
             }
             GatewayFrame::Rejected(rejected) => {
                 self.told.rejected_total += 1;
+                self.told.quarantined += u64::from(rejected.quarantined);
                 if self.told.rejected.len() < REJECTED_NAMED_MAX {
                     self.told.rejected.push(rejected.clone());
                 }

@@ -2,39 +2,50 @@
 //!
 //! Its offsets count requests, ours count records: each request is remembered until all its records are durable. Its
 //! clients kill a stream whose acks go back or too far, take no answer for a single bad record, and reconnect without a
-//! pause when an open stream fails for a reason that may pass: so such a failure is told late.
+//! pause when an open stream fails for a reason that may pass: so such a failure is told late. A request is taken whole
+//! or not at all.
 //!
-//! *Owns*: the messages of `EphemeralStream`.
+//! A persistent stream is a named one. Its id says its table and its name, so that any gateway can resume it; the log
+//! and the table know where each of its requests ends.
+//!
+//! *Owns*: what the messages of the service mean.
 //! *Does not own*: what a stream means (`session`), the HTTP/2 connection (`app`), Arrow (`flight`).
 
 pub(crate) mod flight;
 mod calls;
+mod dialect;
+mod records;
 
 use std::sync::Arc;
 
-use bytes::{BufMut, Bytes, BytesMut};
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, GatewayFrame, UnknownFields};
-use sluice_shared::ids::{SessionId, StreamId, TableName};
-use sluice_shared::proto::zerobus::ephemeral_stream_request::Payload as Ask;
-use sluice_shared::proto::zerobus::ephemeral_stream_response::Payload as Answer;
-use sluice_shared::proto::zerobus::ingest_record_batch_request::Batch;
-use sluice_shared::proto::zerobus::ingest_record_request::Record;
-use sluice_shared::proto::zerobus::{self, EphemeralStreamRequest, EphemeralStreamResponse, RecordType};
+use sluice_shared::frame::{Encoding, GatewayFrame};
+use sluice_shared::ids::{StreamName, TableName};
+use sluice_shared::proto::Existence;
+use sluice_shared::proto::zerobus::{
+    CreateIngestStreamRequest, EphemeralStreamRequest, EphemeralStreamResponse, PersistentStreamRequest,
+    PersistentStreamResponse, ResumeIngestStreamRequest, RetireStreamRequest, RetireStreamResponse,
+    resume_ingest_stream_request, retire_stream_request, zerobus_server,
+};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
+use uuid::Uuid;
 
 use crate::app::App;
-use crate::edge::json_text;
 use crate::session::{self, Edge, Ended, Input, Records};
 use crate::upstream::OpenTerms;
-use calls::{Call, status, table_header};
+use calls::{Call, Place, status, table_header};
+use dialect::{Ask, Dialect, Ephemeral, Persistent};
 
 /// Where the service is mounted.
 pub(crate) const PATH: &str = "/databricks.zerobus.Zerobus/{method}";
 /// Answers that may wait for a client to read them.
 const ANSWERS_WAITING_MAX: usize = 8;
+/// Of a message, beside its records.
+const MESSAGE_OVERHEAD_BYTES: usize = 1 << 20;
+/// What the names of persistent streams begin with.
+const PERSISTENT: &str = "zerobus/";
 
 /// The service.
 #[derive(Clone)]
@@ -44,37 +55,70 @@ pub(crate) struct Zerobus {
 
 impl Zerobus {
     /// The service as it is mounted.
-    pub(crate) fn server(app: Arc<App>) -> zerobus::zerobus_server::ZerobusServer<Self> {
+    pub(crate) fn server(app: Arc<App>) -> zerobus_server::ZerobusServer<Self> {
         let message_bytes_max = app.config.frame_bytes_max.as_usize() + MESSAGE_OVERHEAD_BYTES;
-        let server = zerobus::zerobus_server::ZerobusServer::new(Self { app });
-        server.max_decoding_message_size(message_bytes_max)
+        zerobus_server::ZerobusServer::new(Self { app }).max_decoding_message_size(message_bytes_max)
     }
-}
-
-/// Of a message, beside its records.
-const MESSAGE_OVERHEAD_BYTES: usize = 1 << 20;
-
-type StreamAnswer = Result<EphemeralStreamResponse, Status>;
-
-#[tonic::async_trait]
-impl zerobus::zerobus_server::Zerobus for Zerobus {
-    type EphemeralStreamStream = ReceiverStream<StreamAnswer>;
 
     /// Answers at once: clients send nothing before they have the response's headers.
-    async fn ephemeral_stream(
+    fn stream<D: Dialect>(
         &self,
-        request: Request<Streaming<EphemeralStreamRequest>>,
-    ) -> Result<Response<Self::EphemeralStreamStream>, Status> {
+        request: Request<Streaming<D::Request>>,
+    ) -> Result<Response<Answers<D::Response>>, Status> {
         let table = table_header(request.metadata()).map_err(|error| status(&error))?;
         let (answers, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
         let call = Call::new(request.into_inner(), answers, "send smaller messages");
-        let edge = ZerobusEdge { call, encoding: Encoding::Json };
+        let edge = ZerobusEdge::<D> { call, encoding: Encoding::Json, resumes: false };
         self.app.scope.spawn("zerobus stream", serve(edge, table, Arc::clone(&self.app)));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
 
-async fn serve(mut edge: ZerobusEdge, table: Option<TableName>, app: Arc<App>) {
+type Answers<A> = ReceiverStream<Result<A, Status>>;
+
+#[tonic::async_trait]
+impl zerobus_server::Zerobus for Zerobus {
+    type EphemeralStreamStream = Answers<EphemeralStreamResponse>;
+    type PersistentStreamStream = Answers<PersistentStreamResponse>;
+
+    async fn ephemeral_stream(
+        &self,
+        request: Request<Streaming<EphemeralStreamRequest>>,
+    ) -> Result<Response<Self::EphemeralStreamStream>, Status> {
+        self.stream::<Ephemeral>(request)
+    }
+
+    async fn persistent_stream(
+        &self,
+        request: Request<Streaming<PersistentStreamRequest>>,
+    ) -> Result<Response<Self::PersistentStreamStream>, Status> {
+        self.stream::<Persistent>(request)
+    }
+
+    async fn retire_stream(
+        &self,
+        request: Request<RetireStreamRequest>,
+    ) -> Result<Response<RetireStreamResponse>, Status> {
+        let retire = async {
+            let header = table_header(request.metadata())?;
+            let RetireStreamRequest { table_name, identifier } = request.into_inner();
+            let id = identifier.map(|retire_stream_request::Identifier::StreamId(id)| id);
+            let (table, name) = persistent(&id.unwrap_or_default())?;
+            agreed(table_name.as_deref().map(str::parse).transpose()?, Some(&table))?;
+            agreed(header, Some(&table))?;
+            self.app.upstream.retire_stream(&table, &name).await
+        };
+        match retire.await {
+            Ok(()) => Ok(Response::new(RetireStreamResponse {})),
+            Err(error) => {
+                self.app.metrics.error(&error);
+                Err(status(&error))
+            }
+        }
+    }
+}
+
+async fn serve<D: Dialect>(mut edge: ZerobusEdge<D>, table: Option<TableName>, app: Arc<App>) {
     let ended = match edge.terms(table, &app).await {
         Ok(terms) => Box::pin(session::run(&mut edge, &app, terms)).await,
         Err(ended) => ended,
@@ -83,41 +127,52 @@ async fn serve(mut edge: ZerobusEdge, table: Option<TableName>, app: Arc<App>) {
 }
 
 /// One call.
-struct ZerobusEdge {
-    call: Call<EphemeralStreamRequest, EphemeralStreamResponse>,
+struct ZerobusEdge<D: Dialect> {
+    call: Call<D::Request, D::Response>,
     encoding: Encoding,
+    /// The client goes on with a stream that is there.
+    resumes: bool,
 }
 
-impl ZerobusEdge {
+impl<D: Dialect> ZerobusEdge<D> {
     /// What the stream is to be opened with: the first request says it.
     async fn terms(&mut self, table: Option<TableName>, app: &App) -> Result<OpenTerms, Ended> {
-        let Some(EphemeralStreamRequest { payload: Some(Ask::CreateStream(create)) }) =
-            self.call.first(app).await?
-        else {
-            let message = "the first request has to be `create_stream`, within the handshake timeout";
-            return Err(Ended::Failed(Error::invalid("expected_create_stream", message)));
+        let terms = match self.call.first(app).await?.and_then(D::read) {
+            Some(Ask::Create(create)) => create_terms(create, table, D::IS_PERSISTENT),
+            Some(Ask::Resume(resume)) => {
+                self.resumes = true;
+                resume_terms(resume, table)
+            }
+            _ => {
+                let message = "the first request has to open a stream, within the handshake timeout";
+                Err(Error::invalid("expected_create_stream", message))
+            }
         };
-        let terms = open_terms(create, table).map_err(Ended::Failed)?;
+        let terms = terms.map_err(Ended::Failed)?;
         self.encoding = terms.encoding;
         Ok(terms)
     }
 
     /// Takes a request. None where it brings no records.
-    fn take(&mut self, request: EphemeralStreamRequest) -> Result<Option<Records>, Error> {
-        let (offset, records) = match request.payload {
-            Some(Ask::IngestRecord(request)) => (request.offset_id, one(request.record)),
-            Some(Ask::IngestRecordBatch(request)) => (request.offset_id, many(request.batch)),
-            Some(Ask::CreateStream(_)) => {
-                let message = "second `create_stream`: a call carries one stream";
+    fn take(&mut self, request: D::Request) -> Result<Option<Records>, Error> {
+        let (offset, records) = match D::read(request) {
+            Some(Ask::Record(request)) => (request.offset_id, records::one(request.record)),
+            Some(Ask::Batch(request)) => (request.offset_id, records::many(request.batch)),
+            Some(Ask::Create(_) | Ask::Resume(_)) => {
+                let message = "a call carries one stream, and this one has it already";
                 return Err(Error::invalid("already_open", message));
             }
             None => return Err(Error::invalid("unknown_request", "a request of a kind that is not known")),
         };
         let (_, records) =
-            records.filter(|(encoding, _)| *encoding == self.encoding).ok_or_else(wrong_kind)?;
-        let (payload, count) = payload(self.encoding, &records)?;
-        self.call.sent.push(offset, count)?;
-        if count == 0 {
+            records.filter(|(encoding, _)| *encoding == self.encoding).ok_or_else(records::wrong_kind)?;
+        let (payload, count) = records::payload(self.encoding, &records)?;
+        if D::IS_PERSISTENT && count == 0 {
+            let message = "a batch without records: nothing would make its offset durable";
+            return Err(Error::invalid("empty_batch", message));
+        }
+        let place = self.call.sent.push(offset, count, D::IS_PERSISTENT)?;
+        if place == Place::Duplicate || count == 0 {
             self.ack(self.call.sent.durable_next);
             return Ok(None);
         }
@@ -126,17 +181,12 @@ impl ZerobusEdge {
 
     fn ack(&mut self, durable_next: u64) {
         if let Some(offset) = self.call.sent.durable(durable_next) {
-            let ack = zerobus::IngestRecordResponse { durability_ack_up_to_offset: Some(offset) };
-            self.answer(Answer::IngestRecordResponse(ack));
+            self.call.answers.tell(D::write(dialect::ack(offset)));
         }
-    }
-
-    fn answer(&mut self, answer: Answer) {
-        self.call.answers.tell(EphemeralStreamResponse { payload: Some(answer) });
     }
 }
 
-impl Edge for ZerobusEdge {
+impl<D: Dialect> Edge for ZerobusEdge<D> {
     async fn next(&mut self, read: bool) -> Input {
         loop {
             let request = match self.call.next(read).await {
@@ -160,132 +210,113 @@ impl Edge for ZerobusEdge {
     }
 
     fn tell(&mut self, frame: &GatewayFrame) {
-        match frame {
+        let answer = match frame {
             GatewayFrame::Opened(opened) => {
                 self.call.opened = true;
-                let stream_id = Some(opened.stream.as_str().to_owned());
-                self.answer(Answer::CreateStreamResponse(zerobus::CreateIngestStreamResponse { stream_id }));
+                self.call.sent.begin(opened.requests, opened.next_offset);
+                if self.resumes {
+                    dialect::resumed(opened.requests)
+                } else {
+                    dialect::created(stream_id(opened.stream.as_str()))
+                }
             }
             GatewayFrame::Ack(ack) => {
                 if let Some(durable) = ack.durable {
                     self.ack(durable + 1);
                 }
+                return;
             }
-            GatewayFrame::Rejected(rejected) => self.call.refuse(rejected),
-            GatewayFrame::Move(moving) => {
-                let seconds = Some(i64::try_from(moving.after_ms / 1000).unwrap_or(i64::MAX));
-                let nanos = Some((moving.after_ms % 1000) as i32 * 1_000_000);
-                let duration = Some(zerobus::Duration { seconds, nanos });
-                self.answer(Answer::CloseStreamSignal(zerobus::CloseStreamSignal { duration }));
-            }
-            // How the session ended is told by `close`.
-            GatewayFrame::Error(_) => {}
-        }
+            GatewayFrame::Move(moving) => dialect::close(moving.after_ms),
+            // A table that keeps refused records keeps this one. How the session ended is told by `close`.
+            GatewayFrame::Rejected(_) | GatewayFrame::Error(_) => return,
+        };
+        self.call.answers.tell(D::write(answer));
     }
 }
 
-fn open_terms(
-    create: zerobus::CreateIngestStreamRequest,
+fn create_terms(
+    create: CreateIngestStreamRequest,
     in_header: Option<TableName>,
+    is_persistent: bool,
 ) -> Result<OpenTerms, Error> {
     let named = create.table_name.as_deref().map(str::parse::<TableName>).transpose()?;
-    let table = match (named, in_header) {
-        (Some(named), Some(header)) if named != header => {
-            let message =
-                format!("`create_stream` names table {named}, the header {header}: they must agree");
-            return Err(Error::invalid("table_mismatch", message));
-        }
-        (Some(table), _) | (None, Some(table)) => table,
-        (None, None) => {
-            return Err(Error::invalid("invalid_table_name", "`create_stream` names no table"));
-        }
+    agreed(in_header.clone(), named.as_ref())?;
+    let table = named.or(in_header);
+    let table =
+        table.ok_or_else(|| Error::invalid("invalid_table_name", "`create_stream` names no table"))?;
+    let (encoding, schema) =
+        records::encoding(create.record_type, create.descriptor_proto, create.avro_schema_json)?;
+    if is_persistent && encoding == Encoding::Avro {
+        let message = "persistent streams carry JSON or protobuf: a resume could not state an Avro schema";
+        return Err(Error::invalid("record_type", message));
+    }
+    let terms = if is_persistent {
+        let name = format!("{PERSISTENT}{}/{}", table, Uuid::now_v7().simple()).parse()?;
+        OpenTerms { existence: Existence::New, ..OpenTerms::named(table, encoding, name) }
+    } else {
+        OpenTerms::ephemeral(table, encoding)
     };
-    let (encoding, schema) = encoding(create.record_type, create.descriptor_proto, create.avro_schema_json)?;
-    Ok(OpenTerms {
-        table,
-        name: None,
-        stream: Some(StreamId::ephemeral()),
-        session: Some(SessionId(1)),
-        resume_at: None,
-        stream_end: 0,
-        encoding,
-        unknown: UnknownFields::Refuse,
-        schema,
-        schema_id: None,
-        rate_bytes_per_s: None,
-        last_pod: None,
-    })
+    Ok(OpenTerms { schema, whole_requests: true, ..terms })
 }
 
-/// How records are encoded, and the schema that says so.
-fn encoding(
-    record_type: Option<i32>,
-    descriptor: Option<Bytes>,
-    avro_schema: Option<String>,
-) -> Result<(Encoding, Bytes), Error> {
-    let invalid = |message: &str| Err(Error::invalid("record_type", message));
-    match RecordType::try_from(record_type.unwrap_or(RecordType::Proto as i32)) {
-        Ok(RecordType::Json) => Ok((Encoding::Json, Bytes::new())),
-        Ok(RecordType::Proto) => match descriptor.filter(|descriptor| !descriptor.is_empty()) {
-            Some(descriptor) => Ok((Encoding::Protobuf, descriptor)),
-            None => invalid("record type PROTO: `create_stream` lacks `descriptor_proto`"),
-        },
-        Ok(RecordType::Avro) => match avro_schema.filter(|schema| !schema.is_empty()) {
-            Some(schema) => Ok((Encoding::Avro, schema.into())),
-            None => invalid("record type AVRO: `create_stream` lacks `avro_schema_json`"),
-        },
-        Ok(RecordType::Unspecified) | Err(_) => invalid("`record_type` has to be PROTO, JSON or AVRO"),
-    }
+fn resume_terms(resume: ResumeIngestStreamRequest, in_header: Option<TableName>) -> Result<OpenTerms, Error> {
+    let id = resume.identifier.map(|resume_ingest_stream_request::Identifier::StreamId(id)| id);
+    let (table, name) = persistent(&id.unwrap_or_default())?;
+    agreed(in_header, Some(&table))?;
+    let (encoding, schema) = records::encoding(resume.record_type, resume.descriptor_proto, None)?;
+    let terms = OpenTerms::named(table, encoding, name);
+    Ok(OpenTerms { schema, whole_requests: true, existence: Existence::Old, ..terms })
 }
 
-fn wrong_kind() -> Error {
-    Error::invalid("record_type", "a record of another type than `create_stream` said")
+/// What clients know a stream by: of a persistent one its name, less what all of them begin with.
+fn stream_id(stream: &str) -> String {
+    let name = stream.strip_prefix(PERSISTENT).and_then(|rest| rest.rsplit_once('#'));
+    name.map_or(stream, |(name, _)| name).to_owned()
 }
 
-/// The records of a request: their payload as pods take it, and how many.
-fn payload(encoding: Encoding, records: &[Bytes]) -> Result<(Bytes, u32), Error> {
-    let count = u32::try_from(records.len());
-    let count = count.map_err(|_| Error::invalid("too_many_records", "a batch of more than 2^32 records"))?;
-    if let (Encoding::Json, [one]) = (encoding, records) {
-        return Ok((json_text::record(one.clone()), 1));
-    }
-    let bytes: usize = records.iter().map(|record| record.len() + VARINT_BYTES_MAX).sum();
-    let mut payload = BytesMut::with_capacity(bytes);
-    for record in records {
-        if encoding == Encoding::Json {
-            payload.extend_from_slice(&json_text::record(record.clone()));
-            payload.extend_from_slice(b"\n");
-        } else {
-            put_varint(&mut payload, record.len());
-            payload.extend_from_slice(record);
+/// The table and the name of a persistent stream, which its id says.
+fn persistent(id: &str) -> Result<(TableName, StreamName), Error> {
+    let parts = id.split_once('/').filter(|(_, uuid)| Uuid::try_parse(uuid).is_ok());
+    let table = parts.and_then(|(table, _)| table.parse::<TableName>().ok());
+    match (table, format!("{PERSISTENT}{id}").parse()) {
+        (Some(table), Ok(name)) => Ok((table, name)),
+        _ => {
+            let shown: String = id.chars().take(100).collect();
+            let message = format!("no persistent stream has the id {shown:?}");
+            Err(Error::not_found("stream_not_found", message))
         }
     }
-    Ok((payload.freeze(), count))
 }
 
-const VARINT_BYTES_MAX: usize = 10;
-
-/// A length as protobuf writes it: seven bits a byte, the lowest first.
-fn put_varint(to: &mut BytesMut, mut value: usize) {
-    while value >= 0x80 {
-        to.put_u8(value as u8 | 0x80);
-        value >>= 7;
-    }
-    to.put_u8(value as u8);
-}
-
-fn one(record: Option<Record>) -> Option<(Encoding, Vec<Bytes>)> {
-    match record? {
-        Record::JsonRecord(text) => Some((Encoding::Json, vec![text])),
-        Record::ProtoEncodedRecord(message) => Some((Encoding::Protobuf, vec![message])),
-        Record::AvroEncodedRecord(datum) => Some((Encoding::Avro, vec![datum])),
+/// # Errors
+/// Where a header, or a field, names another table than the stream does.
+fn agreed(other: Option<TableName>, table: Option<&TableName>) -> Result<(), Error> {
+    match (other, table) {
+        (Some(other), Some(table)) if other != *table => {
+            let message = format!("the stream is of table {table}, the call of {other}: they must agree");
+            Err(Error::invalid("table_mismatch", message))
+        }
+        _ => Ok(()),
     }
 }
 
-fn many(batch: Option<Batch>) -> Option<(Encoding, Vec<Bytes>)> {
-    match batch? {
-        Batch::JsonBatch(batch) => Some((Encoding::Json, batch.records)),
-        Batch::ProtoEncodedBatch(batch) => Some((Encoding::Protobuf, batch.records)),
-        Batch::AvroBatch(batch) => Some((Encoding::Avro, batch.records)),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_says_its_table_and_its_name() {
+        let create = CreateIngestStreamRequest {
+            table_name: Some("readings".to_owned()),
+            record_type: Some(2),
+            ..CreateIngestStreamRequest::default()
+        };
+        let terms = create_terms(create, None, true).expect("valid");
+        let name = terms.name.expect("named");
+        let id = stream_id(&format!("{name}#0"));
+        assert_eq!(persistent(&id).expect("own id"), ("readings".parse().expect("valid"), name));
+        for id in ["", "main.default.readings", "a b/0", "main.default.readings/0", "/", "~0/1"] {
+            assert_eq!(persistent(id).expect_err(id).code, "stream_not_found");
+        }
     }
 }

@@ -95,7 +95,8 @@ mod tests {
     use super::*;
 
     fn rejected(offset: u64) -> Rejected {
-        Rejected { offset, code: "not_json".to_owned(), column: None, message: "no".to_owned() }
+        let (code, message) = ("not_json".to_owned(), "no".to_owned());
+        Rejected { offset, code, column: None, message, quarantined: false }
     }
 
     fn ack(durable: Option<u64>, committed: Option<(u64, u64)>) -> Option<GatewayFrame> {

@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 use sluice_shared::ids::OffsetRange;
+use sluice_shared::requests::{Boundary, RequestSpan};
 
 /// Payloads up to this size are copied into a merged frame; larger ones gain nothing from it.
 const SMALL_BYTES: usize = 4 << 10;
@@ -19,6 +20,8 @@ const SMALL_BYTES: usize = 4 << 10;
 const MERGED_BYTES_MAX: usize = 64 << 10;
 /// What a frame costs beside its payload. Counted, so that the budget also bounds many tiny frames.
 const FRAME_OVERHEAD_BYTES: usize = 64;
+/// What a request's count costs.
+const REQUEST_BYTES: usize = size_of::<u32>();
 
 /// Consecutive records as they go to a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +32,8 @@ pub(crate) struct Frame {
     pub(crate) count: u32,
     /// As encoded.
     pub(crate) payload: Bytes,
+    /// Where the stream counts them: the requests that these are.
+    pub(crate) requests: Option<RequestSpan>,
 }
 
 impl Frame {
@@ -38,7 +43,8 @@ impl Frame {
     }
 
     fn bytes(&self) -> usize {
-        self.payload.len() + FRAME_OVERHEAD_BYTES
+        let requests = self.requests.as_ref().map_or(0, |requests| requests.counts.len() * REQUEST_BYTES);
+        self.payload.len() + FRAME_OVERHEAD_BYTES + requests
     }
 }
 
@@ -71,6 +77,8 @@ pub(crate) struct Window {
     bytes: usize,
     budget: usize,
     next_offset: u64,
+    /// Where the stream counts its requests: the number of the next one.
+    next_request: Option<u64>,
     /// One more than the last offset that any pod was ever sent.
     sent_next: u64,
 }
@@ -80,11 +88,13 @@ struct Merging {
     first_offset: u64,
     count: u32,
     payload: BytesMut,
+    requests: Option<RequestSpan>,
 }
 
 impl Window {
-    /// An empty window of `budget` bytes whose first record gets `next_offset`.
-    pub(crate) fn new(next_offset: u64, budget: usize, merge: Merge) -> Self {
+    /// An empty window of `budget` bytes whose first record gets `next_offset`. `next_request`: what is pushed at once is
+    /// a request, and counted from there on.
+    pub(crate) fn new(next_offset: u64, budget: usize, merge: Merge, next_request: Option<u64>) -> Self {
         Self {
             frames: VecDeque::new(),
             sent: 0,
@@ -93,6 +103,7 @@ impl Window {
             bytes: 0,
             budget,
             next_offset,
+            next_request,
             sent_next: next_offset,
         }
     }
@@ -137,24 +148,29 @@ impl Window {
     /// Takes the next `count` records. None, and nothing is changed, where their offsets would not fit in 64 bits.
     pub(crate) fn push(&mut self, count: u32, payload: Bytes) -> Option<OffsetRange> {
         let range = OffsetRange::from_count(self.next_offset, u64::from(count))?;
+        let requests = self
+            .next_request
+            .and_then(|requests| RequestSpan::new(Boundary { offset: range.start, requests }, vec![count]));
+        self.next_request = self.next_request.map(|requests| requests + 1);
         let small = self.merge != Merge::Never && payload.len() <= SMALL_BYTES;
         if !small {
             self.seal();
-            let frame = Frame { first_offset: range.start, count, payload };
+            let frame = Frame { first_offset: range.start, count, payload, requests };
             self.bytes += frame.bytes();
             self.frames.push_back(frame);
-        } else if !self.merged(count, &payload) {
+        } else if !self.merged(count, &payload, &requests) {
             self.seal();
             self.bytes += payload.len() + FRAME_OVERHEAD_BYTES;
             let payload = BytesMut::from(&payload[..]);
-            self.merging = Some(Merging { first_offset: range.start, count, payload });
+            self.bytes += requests.as_ref().map_or(0, |_| REQUEST_BYTES);
+            self.merging = Some(Merging { first_offset: range.start, count, payload, requests });
         }
         self.next_offset = range.end;
         Some(range)
     }
 
     /// Adds to the frame that is being merged, if it has room.
-    fn merged(&mut self, count: u32, payload: &[u8]) -> bool {
+    fn merged(&mut self, count: u32, payload: &[u8], requests: &Option<RequestSpan>) -> bool {
         let Some(merging) = &mut self.merging else { return false };
         let Some(sum) = merging.count.checked_add(count) else { return false };
         if merging.payload.len() + 1 + payload.len() > MERGED_BYTES_MAX {
@@ -167,12 +183,16 @@ impl Window {
         merging.payload.extend_from_slice(payload);
         merging.count = sum;
         self.bytes += merging.payload.len() - before;
+        if let (Some(merging), Some(requests)) = (&mut merging.requests, requests) {
+            merging.extend(requests.clone());
+            self.bytes += REQUEST_BYTES;
+        }
         true
     }
 
     fn seal(&mut self) {
-        if let Some(Merging { first_offset, count, payload }) = self.merging.take() {
-            self.frames.push_back(Frame { first_offset, count, payload: payload.freeze() });
+        if let Some(Merging { first_offset, count, payload, requests }) = self.merging.take() {
+            self.frames.push_back(Frame { first_offset, count, payload: payload.freeze(), requests });
         }
     }
 
@@ -231,7 +251,7 @@ mod tests {
     use super::*;
 
     fn window(merge: Merge) -> Window {
-        Window::new(0, 1000, merge)
+        Window::new(0, 1000, merge, None)
     }
 
     fn line(text: &'static str) -> Bytes {
@@ -239,7 +259,7 @@ mod tests {
     }
 
     fn frame(first_offset: u64, count: u32, text: &'static str) -> Frame {
-        Frame { first_offset, count, payload: line(text) }
+        Frame { first_offset, count, payload: line(text), requests: None }
     }
 
     #[test]
@@ -251,6 +271,24 @@ mod tests {
         assert_eq!(window.next_unsent(100), [frame(0, 4, "a\nb\nc\nd")]);
         window.push(1, line("e"));
         assert_eq!(window.next_unsent(100), [frame(4, 1, "e")]);
+    }
+
+    #[test]
+    fn a_frame_knows_which_requests_it_is_made_of() {
+        let mut window = Window::new(10, 1000, Merge::Lines, Some(4));
+        window.push(1, line("a"));
+        window.push(2, line("b\nc"));
+        let span = |offset, requests, counts: &[u32]| {
+            RequestSpan::new(Boundary { offset, requests }, counts.to_vec())
+        };
+        let first = Frame { requests: span(10, 4, &[1, 2]), ..frame(10, 3, "a\nb\nc") };
+        assert_eq!(window.next_unsent(100), std::slice::from_ref(&first));
+        window.push(1, line("d"));
+        window.rewind(10);
+        let second = Frame { requests: span(13, 6, &[1]), ..frame(13, 1, "d") };
+        assert_eq!(window.next_unsent(100), [first, second]);
+        window.durable(14).expect("sent");
+        assert_eq!(window.bytes(), 0);
     }
 
     #[test]
@@ -315,7 +353,7 @@ mod tests {
 
     #[test]
     fn offsets_do_not_wrap() {
-        let mut window = Window::new(u64::MAX - 1, 1000, Merge::Lines);
+        let mut window = Window::new(u64::MAX - 1, 1000, Merge::Lines, None);
         assert!(window.push(2, line("a\nb")).is_none());
         assert!(window.push(1, line("a")).is_some());
     }

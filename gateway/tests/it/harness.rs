@@ -52,6 +52,9 @@ pub(crate) struct Memory {
     pub(crate) open_failures: VecDeque<Error>,
     /// First offset of a new session of a named stream.
     pub(crate) next_offset: u64,
+    /// How many requests those before it are.
+    pub(crate) requests: u64,
+    pub(crate) retired: Vec<proto::RetireRequest>,
     pub(crate) opens: Vec<proto::Open>,
     /// Per open, the frames that came on that call.
     pub(crate) frames: Vec<Vec<proto::Frame>>,
@@ -154,6 +157,7 @@ impl FakePod {
             stream_end: end.max(next_offset),
             schema_id: 3,
             schema_pinned: true,
+            requests: self.see(|memory| memory.requests),
         }
     }
 
@@ -197,6 +201,7 @@ fn refused(frame: &proto::Frame, refuses: Option<&'static str>) -> Vec<proto::Re
             code: "not_json".to_owned(),
             column: String::new(),
             message: format!("no JSON: {line}"),
+            quarantined: false,
         })
         .collect()
 }
@@ -245,6 +250,14 @@ impl Pod for FakePod {
 
     async fn fence(&self, _: Request<proto::FenceRequest>) -> Result<Response<proto::FenceResponse>, Status> {
         Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn retire(
+        &self,
+        request: Request<proto::RetireRequest>,
+    ) -> Result<Response<proto::RetireResponse>, Status> {
+        self.tell(|memory| memory.retired.push(request.into_inner()));
+        Ok(Response::new(proto::RetireResponse {}))
     }
 
     async fn create_table(

@@ -12,5 +12,8 @@ mod framed;
 mod pods;
 mod post;
 mod slow;
+mod parquet;
+mod persistent;
 mod zerobus;
+mod otlp;
 mod quic;

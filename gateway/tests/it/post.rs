@@ -84,7 +84,7 @@ async fn post_at(gateway: &Gateway, path: &str, headers: &str, body: &[u8]) -> (
     Posting { socket }.answer().await
 }
 
-async fn post(gateway: &Gateway, headers: &str, body: &[u8]) -> (u16, Value) {
+pub(crate) async fn post(gateway: &Gateway, headers: &str, body: &[u8]) -> (u16, Value) {
     post_at(gateway, PATH, headers, body).await
 }
 
@@ -96,7 +96,7 @@ fn lines(pod: &FakePod) -> Vec<String> {
     sluice_shared::frame::lines(&text).map(|line| String::from_utf8_lossy(line).into_owned()).collect()
 }
 
-fn check_error((status, body): (u16, Value), expected: (u16, &str)) {
+pub(crate) fn check_error((status, body): (u16, Value), expected: (u16, &str)) {
     assert_eq!((status, body["error"]["code"].as_str()), (expected.0, Some(expected.1)), "{body}");
     assert!(body["error"]["message"].as_str().is_some_and(|message| message.len() > 20), "{body}");
 }

@@ -131,12 +131,22 @@ async fn acks_come_when_all_records_of_a_request_are_durable_and_never_go_back()
 #[tokio::test]
 async fn a_bad_record_ends_the_stream_by_request_and_record_and_is_never_acked() {
     let pod = FakePod::start("pod-1");
-    pod.tell(|memory| memory.refuses = Some("bad"));
+    pod.tell(|memory| memory.acks = false);
     let gateway = gateway(&[&pod]).await;
     let mut call = Call::open(&gateway).await;
     call.record(0, "{\"a\":1}").await;
-    assert_eq!(call.acked().await, 0);
     call.batch(1, &["{\"a\":2}", "bad", "{\"a\":3}"]).await;
+    pod.until("all records", |memory| memory.records() == 4).await;
+    let counted = pod.see(|memory| {
+        assert!(memory.opens[0].whole_requests);
+        let requests =
+            memory.frames[0].iter().flat_map(|frame| frame.requests.clone().expect("counted").counts);
+        requests.collect::<Vec<_>>()
+    });
+    assert_eq!(counted, [1, 3]);
+    pod.ack(1).await;
+    assert_eq!(call.acked().await, 0);
+    pod.answer(Err(Error::invalid("not_json", "no JSON: bad").at_offset(2).into())).await;
     let status = call.answer().await.expect_err("no ack");
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("request 1, record 1: no JSON: bad"), "{status:?}");

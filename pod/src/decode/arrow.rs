@@ -13,9 +13,11 @@ use arrow::array::{ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions, new_
 use arrow::buffer::Buffer;
 use arrow::compute::filter;
 use arrow::datatypes::{Schema, SchemaRef};
+use arrow::error::ArrowError;
 use arrow::ipc::convert::try_fb_to_schema;
-use arrow::ipc::reader::FileDecoder;
+use arrow::ipc::reader::{FileDecoder, StreamDecoder};
 use arrow::ipc::{Block, MessageHeader, MetadataVersion};
+use arrow::json::LineDelimitedWriter;
 use bytes::Bytes;
 use sluice_shared::error::Error;
 use sluice_shared::frame::UnknownFields;
@@ -25,6 +27,31 @@ use super::conform::{Conversion, Misfit, conforms, null_bytes, settle};
 use super::fault::{Fault, advice_for_unknown};
 use super::ipc::{Budget, FramedMessage, check_message, invalid, message};
 use crate::table::batch::Reason;
+
+/// Rows of a frame that was decoded, at rising places, each as a JSON object. What has no form in JSON is empty.
+pub fn rows_as_json(payload: &Bytes, places: &[usize]) -> Vec<Bytes> {
+    let rows = catch_unwind(|| picked_as_json(payload, places)).ok().and_then(Result::ok);
+    let mut rows = rows.unwrap_or_default();
+    rows.resize(places.len(), Bytes::new());
+    rows
+}
+
+fn picked_as_json(payload: &Bytes, places: &[usize]) -> Result<Vec<Bytes>, ArrowError> {
+    let (mut buffer, mut decoder) = (Buffer::from(payload.clone()), StreamDecoder::new());
+    let (mut first, mut places, mut rows) = (0, places.iter().copied().peekable(), Vec::new());
+    while let Some(batch) = decoder.decode(&mut buffer)? {
+        while let Some(place) = places.next_if(|place| *place < first + batch.num_rows()) {
+            let mut text = Vec::new();
+            let mut writer = LineDelimitedWriter::new(&mut text);
+            writer.write(&batch.slice(place - first, 1))?;
+            writer.finish()?;
+            drop(writer);
+            rows.push(Bytes::from(text.trim_ascii_end().to_vec()));
+        }
+        first += batch.num_rows();
+    }
+    Ok(rows)
+}
 
 /// One stream's decoder: remembers the sender's schema, since frame after frame has the same.
 pub struct ArrowDecoder {
@@ -283,7 +310,8 @@ fn unknown_column(column: &str, table: &Schema) -> Error {
 mod tests {
     use arrow::array::{
         Array, AsArray, DictionaryArray, FixedSizeBinaryArray, Int32Array, Int64Array, LargeStringArray,
-        ListArray, StringArray, StringViewArray, StructArray, TimestampNanosecondArray, UInt64Array,
+        ListArray, MapArray, StringArray, StringViewArray, StructArray, TimestampNanosecondArray,
+        UInt64Array,
     };
     use arrow::datatypes::{DataType, Field, Int8Type, Int64Type, UInt8Type};
     use arrow::ipc::CompressionType;
@@ -422,6 +450,28 @@ mod tests {
             Ok(("{a: 1, b: null} null {a: null, b: null}", &[])),
         );
         check(structs(), "struct<b: string>", true, Err("schema_mismatch"));
+    }
+
+    #[test]
+    fn maps_go_in_and_refuse_their_row() {
+        let map = |keys: ArrayRef, values: ArrayRef, lengths: &[usize], valid: &[bool]| {
+            let key = Field::new("key", keys.data_type().clone(), false);
+            let fields = vec![key, Field::new("value", values.data_type().clone(), true)];
+            let entries = StructArray::new(fields.clone().into(), vec![keys, values], None);
+            let entry = Field::new("entries", DataType::Struct(fields.into()), false);
+            let offsets = arrow::buffer::OffsetBuffer::from_lengths(lengths.iter().copied());
+            let map = MapArray::new(Arc::new(entry), offsets, entries, Some(nulls_of(valid)), false);
+            Arc::new(map) as ArrayRef
+        };
+        let keys = || Arc::new(StringArray::from(vec!["a", "b", "c"])) as ArrayRef;
+        let values = || Arc::new(Int64Array::from(vec![Some(1), None, Some(300)])) as ArrayRef;
+        let rows = || map(keys(), values(), &[1, 0, 0, 2], &[true, true, false, true]);
+        check(rows(), "map<string,int64>", true, Ok(("{a: 1} {} null {b: null, c: 300}", &[])));
+        check(rows(), "map<string,int8>", true, Ok(("{a: 1} {} null", &[(3, "out_of_range")])));
+        check(rows(), "map<string,int64 not null>", true, Ok(("{a: 1} {} null", &[(3, "missing_value")])));
+        let words: DictionaryArray<Int8Type> = vec!["a", "b", "a"].into_iter().collect();
+        let rows = map(Arc::new(words), values(), &[1, 1, 1], &[true; 3]);
+        check(rows, "map<string,int64>", true, Ok(("{a: 1} {b: null} {a: 300}", &[])));
     }
 
     fn nulls_of(valid: &[bool]) -> arrow::buffer::NullBuffer {

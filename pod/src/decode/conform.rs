@@ -254,8 +254,9 @@ impl Conversion<'_> {
         bad.extend(bad_values);
         bad.sort_by_key(|(place, _)| *place);
         let misfits = at_rows(bad, array.value_offsets(), array.nulls());
+        // Arrow has no map whose keys may be null, and so nobody can have sent one.
         let relaxed: Fields = vec![
-            Field::new(fields[0].name(), keys.data_type().clone(), true),
+            Field::new(fields[0].name(), keys.data_type().clone(), false),
             Field::new(fields[1].name(), values.data_type().clone(), true),
         ]
         .into();

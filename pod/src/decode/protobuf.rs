@@ -1,8 +1,8 @@
 //! Protobuf messages to rows: a stream's plan, made of its descriptor, drives the wire straight into the columns.
 //!
 //! *Owns*: the walk over a message's fields, what is absent, what stands there more than once.
-//! *Does not own*: the wire (`protobuf/wire`), which field goes where (`protobuf/plan`), values (`protobuf/value`), the
-//! rows and their bounds (`rows`).
+//! *Does not own*: the wire (`sluice_shared::protobuf`), which field goes where (`protobuf/plan`), values
+//! (`protobuf/value`), the rows and their bounds (`rows`).
 //! Keeps P8: a record is appended whole, or refused by name and cut away again; lengths before the records keep those
 //! around it readable.
 //!
@@ -16,18 +16,17 @@
 mod descriptor;
 mod plan;
 mod value;
-mod wire;
 
 use std::collections::HashSet;
 
 use arrow::datatypes::SchemaRef;
 use sluice_shared::error::Error;
 use sluice_shared::frame::{UnknownFields, messages};
+use sluice_shared::protobuf::{Malformed, Reader, WireType};
 use sluice_shared::table::TableSpec;
 
 use self::plan::{FieldPlan, MapPlan, MessagePlan, Read, Scalar};
 use self::value::check_wire;
-use self::wire::{Reader, WireType};
 use super::Decoded;
 use super::budget::Budget;
 use super::column::{Bytes, Column, Columns, Values, offset};
@@ -40,6 +39,12 @@ const SMALL_MAP_ENTRIES: usize = 8;
 /// Field numbers of a map's entry.
 const KEY: u32 = 1;
 const VALUE: u32 = 2;
+
+impl From<Malformed> for Fault {
+    fn from(malformed: Malformed) -> Self {
+        Self::new(ReasonCode::NotProtobuf, malformed.to_string())
+    }
+}
 
 /// One stream's decoder.
 pub struct ProtobufDecoder {

@@ -12,7 +12,7 @@ use sluice_shared::error::Error;
 use crate::admission::Permit;
 use crate::stream::progress::StreamProgress;
 use crate::table::Table;
-use crate::table::batch::Batch;
+use crate::table::batch::{Batch, Refusal};
 use crate::wal::{Durable, Slot, Wal};
 
 /// A batch that takes no more records.
@@ -77,7 +77,10 @@ impl Sealed {
     fn durable(self, durable: Durable) {
         for (run, progress) in self.batch.runs.iter().zip(&self.progresses) {
             if !run.refused.is_empty() {
-                progress.refused(&run.refused);
+                progress.refused(run.refused.iter().map(Refusal::told));
+            }
+            if let Some(boundary) = run.boundary() {
+                progress.whole(boundary);
             }
             progress.durable(run.offsets.end);
         }

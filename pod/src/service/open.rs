@@ -16,6 +16,7 @@ use sluice_shared::proto;
 use sluice_shared::proto::pod_client::PodClient;
 use sluice_shared::proto::stream_request::Kind as Ask;
 use sluice_shared::proto::stream_response::Kind as Answer;
+use sluice_shared::requests::Boundary;
 use sluice_shared::table::TableSpec;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -25,8 +26,8 @@ use tonic::transport::Channel;
 use super::{End, PodService, StreamAnswer, table_name, tell};
 use crate::decode::described::{self, DescribedDecoder};
 use crate::decode::{arrow, infer};
-use crate::stream::record::{FIRST_SESSION, LogEntry, Records};
-use crate::stream::{Hold, Opening};
+use crate::stream::record::{FIRST_SESSION, LogEntry, Records, SessionTerms, StreamRecord};
+use crate::stream::{Hold, Opening, Reach};
 use crate::table::Table;
 
 /// How long the first records of a table are gathered before its schema is inferred from them.
@@ -58,7 +59,7 @@ impl Peers {
         stream: &StreamId,
         session: SessionId,
         log: &LogEntry,
-    ) -> Result<u64, Error> {
+    ) -> Result<Reach, Error> {
         let cannot_ask = |why: String| {
             let message = format!(
                 "stream {stream}: the log of pod {} may hold records of it, and the pod cannot be asked ({why}); \
@@ -77,7 +78,8 @@ impl Peers {
         });
         request.set_timeout(FENCE_TIMEOUT);
         let answer = PodClient::new(channel.clone()).fence(request).await;
-        answer.map(|answer| answer.into_inner().durable_next).map_err(|status| cannot_ask(status.to_string()))
+        let answer = answer.map_err(|status| cannot_ask(status.to_string()))?.into_inner();
+        Ok(Reach { next: answer.durable_next, boundary: answer.requests.map(Boundary::from) })
     }
 }
 
@@ -109,13 +111,27 @@ struct Wish {
     encoding: Encoding,
     unknown: UnknownFields,
     schema: Bytes,
+    whole_requests: bool,
+    existence: proto::Existence,
 }
 
 impl Wish {
     /// The stream goes on in its session: its gateway knows where.
     fn go_on(&self, id: StreamId, session: SessionId) -> Place {
         let resume_at = self.resume_at.unwrap_or(0);
-        Place { id, session, next_offset: resume_at.max(self.stream_end), resume_at }
+        Place { id, session, next_offset: resume_at.max(self.stream_end), resume_at, requests: 0 }
+    }
+
+    /// Whether the producer counts its requests, which has to be as durable as its records.
+    fn counts_requests(&self) -> bool {
+        self.whole_requests && self.name.is_some()
+    }
+
+    fn session_terms(&self) -> SessionTerms {
+        SessionTerms {
+            old: self.existence == proto::Existence::Old,
+            encoding: self.counts_requests().then_some(self.encoding),
+        }
     }
 }
 
@@ -137,6 +153,7 @@ impl TryFrom<proto::Open> for Wish {
                  or the Avro schema's JSON";
             return Err(Error::invalid("missing_schema", message));
         }
+        let existence = open.existence();
         let name = Some(open.name).filter(|name| !name.is_empty()).map(|name| name.parse()).transpose()?;
         let stream = Some(open.stream).filter(|id| !id.is_empty()).map(|id| id.parse()).transpose()?;
         if name.is_none() && stream.is_none() {
@@ -152,6 +169,8 @@ impl TryFrom<proto::Open> for Wish {
             encoding,
             unknown: if open.ignore_unknown { UnknownFields::Ignore } else { UnknownFields::Refuse },
             schema: open.schema,
+            whole_requests: open.whole_requests,
+            existence,
         })
     }
 }
@@ -165,6 +184,8 @@ struct Place {
     next_offset: u64,
     /// First offset that the call sends.
     resume_at: u64,
+    /// Of a stream that counts its requests: how many end there or before.
+    requests: u64,
 }
 
 /// The parts of a call that an open needs.
@@ -214,7 +235,8 @@ impl Opener<'_> {
                     .await
                     .map(Some)
             }
-            Err(_) if self.service.auto_create => Ok(None),
+            // A stream that is to outlive its gateway needs a table to outlive it in.
+            Err(_) if self.service.auto_create && wish.existence == proto::Existence::Any => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -242,9 +264,9 @@ impl Opener<'_> {
         place: &Place,
         described: Option<DescribedDecoder>,
     ) -> Result<Opened, Error> {
-        let Place { id, session, next_offset, resume_at } = place.clone();
-        let (encoding, unknown) = (wish.encoding, wish.unknown);
-        let opening = Opening { id, session, table, encoding, unknown, described };
+        let Place { id, session, next_offset, resume_at, .. } = place.clone();
+        let Wish { encoding, unknown, whole_requests, .. } = *wish;
+        let opening = Opening { id, session, table, encoding, unknown, whole_requests, described };
         let decoded_bytes_max = self.service.decoded_bytes_max;
         let hold = self.service.streams.open(opening, next_offset, resume_at, decoded_bytes_max)?;
         Ok(Opened { hold, early: Early::default(), resume_at })
@@ -257,24 +279,20 @@ impl Opener<'_> {
             let record = records.join_session(wish.session, ours).await?;
             return Ok(wish.go_on(record.stream(), wish.session));
         }
-        let record = records.begin_session(ours).await?;
+        let record = records.begin_session(ours, wish.session_terms()).await?;
         let (id, session) = (record.stream(), record.session);
-        let mut in_logs = 0;
-        let mut in_other_logs = 0;
-        for log in &record.logs {
-            if log == ours {
-                in_logs = in_logs.max(self.service.streams.fence(table.id(), &id, session).await?);
-            } else {
-                in_other_logs = in_other_logs.max(self.service.peers.fence(table, &id, session, log).await?);
-            }
-        }
+        let (in_log, in_other_logs) = self.service.fence_all(table, &record).await?;
         let in_table = table.watermark(&id).await?;
-        if record.logs.len() > 1 && in_other_logs <= in_table {
+        if record.logs.len() > 1 && in_other_logs.next <= in_table.next {
             records.keep_only(&record, ours).await?;
         }
-        let next_offset = in_table.max(in_logs).max(in_other_logs);
+        let Reach { next: next_offset, boundary } = in_table.max(in_log).max(in_other_logs);
+        if wish.counts_requests() {
+            let Boundary { offset, requests } = boundary.unwrap_or_default();
+            return Ok(Place { id, session, next_offset, resume_at: offset, requests });
+        }
         let resume_at = wish.resume_at.map_or(next_offset, |resume_at| resume_at.min(next_offset));
-        Ok(Place { id, session, next_offset, resume_at })
+        Ok(Place { id, session, next_offset, resume_at, requests: 0 })
     }
 
     /// Opens first, so that the producer sends; then makes the table from what it sent.
@@ -356,8 +374,33 @@ impl Opener<'_> {
             stream_end,
             schema_id: schema.map_or(0, |schema| schema.0),
             schema_pinned: schema.is_some(),
+            requests: place.requests,
         };
         if tell(self.answers, Answer::Opened(opened)).await { Ok(()) } else { Err(End::Detached) }
+    }
+}
+
+impl PodService {
+    /// Fences all sessions of a stream before the record's, in every log that may hold some of it. Answers what this
+    /// pod's log holds, and what the others do.
+    async fn fence_all(&self, table: &Table, record: &StreamRecord) -> Result<(Reach, Reach), Error> {
+        let (id, session) = (record.stream(), record.session);
+        let (mut in_log, mut in_others) = (Reach::default(), Reach::default());
+        for log in &record.logs {
+            if *log == self.log {
+                in_log = in_log.max(self.streams.fence(table.id(), &id, session).await?);
+            } else {
+                in_others = in_others.max(self.peers.fence(table, &id, session, log).await?);
+            }
+        }
+        Ok((in_log, in_others))
+    }
+
+    /// Ends a named stream for good. What it has in logs still goes into the table.
+    pub(super) async fn retire_stream(&self, table: &TableName, name: StreamName) -> Result<(), Error> {
+        let table = self.tables.open(table).await?;
+        let record = Records::new(table.store(), name).retire().await?;
+        self.fence_all(&table, &record).await.map(|_| ())
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use sluice_shared::error::Error;
 use sluice_shared::ids::{OffsetRange, TableVersion};
+use sluice_shared::requests::Boundary;
 use tokio::sync::Notify;
 
 use crate::table::batch::Refusal;
@@ -27,6 +28,8 @@ pub struct StreamProgress {
 pub struct Progress {
     /// One more than the last durable offset.
     pub durable_next: u64,
+    /// Of a stream that counts its requests: where the last durable one ends.
+    pub boundary: Option<Boundary>,
     /// One more than the last committed offset.
     pub committed_next: u64,
     /// The table version in which `0..committed_next` can be read.
@@ -60,9 +63,9 @@ impl Progress {
 
 impl StreamProgress {
     /// These will be durable next.
-    pub fn refused(&self, refusals: &[Refusal]) {
+    pub fn refused(&self, refusals: impl Iterator<Item = Refusal>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.refusals.extend_from_slice(refusals);
+        state.refusals.extend(refusals);
     }
 
     /// Resolves when at most `most` refusals are untold: a stream whose gateway does not listen takes no more frames, and
@@ -84,6 +87,17 @@ impl StreamProgress {
         drop(state);
         self.changed.notify_one();
         self.moved.notify_waiters();
+    }
+
+    /// The request that ends there is durable, and all before it are.
+    pub fn whole(&self, boundary: Boundary) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.boundary = state.boundary.max(Some(boundary));
+    }
+
+    /// Where the last durable request ends.
+    pub fn boundary(&self) -> Option<Boundary> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).boundary
     }
 
     /// A new call begins: it sends `again`, which is in the log or on its way there, and then what follows.

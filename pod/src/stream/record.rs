@@ -14,6 +14,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
 use sluice_shared::error::Error;
+use sluice_shared::frame::Encoding;
 use sluice_shared::ids::{LogId, PodId, SessionId, StreamId, StreamName};
 use uuid::Uuid;
 
@@ -35,6 +36,12 @@ pub struct StreamRecord {
     pub session: SessionId,
     /// The logs that may hold runs of the stream that the table does not have yet.
     pub logs: Vec<LogEntry>,
+    /// How the records of a stream that counts its requests are encoded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<Encoding>,
+    /// The stream has ended for good.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub retired: bool,
     nonce: Uuid,
 }
 
@@ -73,13 +80,30 @@ impl Records {
     /// still stand that the older sessions may have written to.
     ///
     /// # Errors
-    /// `Unavailable` where the storage fails or rivals are always faster.
-    pub async fn begin_session(&self, log: &LogEntry) -> Result<StreamRecord, Error> {
+    /// What `terms` say of the stream; `Unavailable` where the storage fails or rivals are always faster.
+    pub async fn begin_session(&self, log: &LogEntry, terms: SessionTerms) -> Result<StreamRecord, Error> {
         self.change(|old| {
+            terms.check(&self.name, old.as_ref())?;
             let mut new = old.unwrap_or_else(|| self.first());
             new.session.0 += 1;
+            new.encoding = new.encoding.or(terms.encoding);
             add(&mut new.logs, log);
             Ok(Some(new))
+        })
+        .await
+    }
+
+    /// Ends the stream for good: raises the session number, so that it can be fenced. Answers the record, which is left
+    /// as it is where the stream has ended already.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such stream; `Unavailable` where the storage fails.
+    pub async fn retire(&self) -> Result<StreamRecord, Error> {
+        self.change(|old| {
+            let mut record = old.ok_or_else(|| not_found(&self.name))?;
+            let was_retired = std::mem::replace(&mut record.retired, true);
+            record.session.0 += 1;
+            Ok((!was_retired).then_some(record))
         })
         .await
     }
@@ -114,9 +138,11 @@ impl Records {
             // A session that opened before its table was made is the first, and has no record yet.
             let first = || Some(StreamRecord { session: FIRST_SESSION, ..self.first() });
             let Some(mut record) = old.or_else(|| first().filter(|_| session == FIRST_SESSION)) else {
-                let message = format!("stream {}: no record of it beside its table", self.name);
-                return Err(Error::not_found("stream_not_found", message));
+                return Err(not_found(&self.name));
             };
+            if record.retired {
+                return Err(retired(&self.name));
+            }
             if record.session != session {
                 return Err(super::fenced(&record.stream(), session));
             }
@@ -142,7 +168,15 @@ impl Records {
 
     fn first(&self) -> StreamRecord {
         let name = self.name.clone();
-        StreamRecord { name, incarnation: 0, session: SessionId(0), logs: Vec::new(), nonce: Uuid::nil() }
+        StreamRecord {
+            name,
+            incarnation: 0,
+            session: SessionId(0),
+            logs: Vec::new(),
+            encoding: None,
+            retired: false,
+            nonce: Uuid::nil(),
+        }
     }
 
     /// Compare-and-swap. `change` answers None to leave the record as it is.
@@ -239,6 +273,43 @@ impl Records {
     }
 }
 
+/// What a new session expects of its stream.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SessionTerms {
+    /// It is there already.
+    pub old: bool,
+    /// Its records are encoded so, from its first session on.
+    pub encoding: Option<Encoding>,
+}
+
+impl SessionTerms {
+    fn check(&self, name: &StreamName, old: Option<&StreamRecord>) -> Result<(), Error> {
+        let Some(old) = old else {
+            return if self.old { Err(not_found(name)) } else { Ok(()) };
+        };
+        if old.retired {
+            return Err(retired(name));
+        }
+        match (old.encoding, self.encoding) {
+            (Some(had), Some(has)) if had != has => {
+                let message = format!("stream {name}: its records are {had}, not {has}");
+                Err(Error::invalid("record_type", message))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn not_found(name: &StreamName) -> Error {
+    let message = format!("stream {name}: no record of it beside its table");
+    Error::not_found("stream_not_found", message)
+}
+
+fn retired(name: &StreamName) -> Error {
+    let message = format!("stream {name} was retired: begin a new one");
+    Error::not_found("stream_retired", message)
+}
+
 fn number(path: &Path) -> Option<u64> {
     path.filename()?.strip_suffix(".json")?.parse().ok()
 }
@@ -271,11 +342,11 @@ mod tests {
     async fn a_new_session_fences_the_older_wherever_it_is() {
         let records = records(&Arc::new(InMemory::new()));
         let (a, b) = (log("a"), log("b"));
-        let first = records.begin_session(&a).await.expect("begun");
+        let first = records.begin_session(&a, SessionTerms::default()).await.expect("begun");
         assert_eq!(first.session, SessionId(1));
         let moved = records.join_session(first.session, &b).await.expect("joined");
         assert_eq!(moved.logs, [a.clone(), b.clone()]);
-        let second = records.begin_session(&b).await.expect("begun");
+        let second = records.begin_session(&b, SessionTerms::default()).await.expect("begun");
         assert_eq!((second.session, second.logs), (SessionId(2), vec![a, b.clone()]));
         let error = records.join_session(first.session, &b).await.expect_err("older");
         assert_eq!(error.kind, ErrorKind::Fenced);
@@ -286,7 +357,7 @@ mod tests {
         let store = Arc::new(InMemory::new());
         let opens = (0..8).map(|_| async {
             let records = records(&store);
-            records.begin_session(&log("a")).await.expect("begun").session.0
+            records.begin_session(&log("a"), SessionTerms::default()).await.expect("begun").session.0
         });
         let mut sessions = futures_util::future::join_all(opens).await;
         sessions.sort_unstable();
@@ -297,9 +368,9 @@ mod tests {
     async fn logs_are_dropped_only_from_the_record_that_was_seen() {
         let records = records(&Arc::new(InMemory::new()));
         let (a, b) = (log("a"), log("b"));
-        let seen = records.begin_session(&a).await.expect("begun");
+        let seen = records.begin_session(&a, SessionTerms::default()).await.expect("begun");
         let seen = records.join_session(seen.session, &b).await.expect("joined");
-        let newer = records.begin_session(&b).await.expect("begun");
+        let newer = records.begin_session(&b, SessionTerms::default()).await.expect("begun");
         records.keep_only(&seen, &b).await.expect("no change");
         records.keep_only(&newer, &b).await.expect("changed");
         let record = records.join_session(newer.session, &b).await.expect("joined");

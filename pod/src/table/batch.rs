@@ -14,6 +14,8 @@ use arrow::ipc::writer::{IpcWriteOptions, StreamWriter};
 use bytes::Bytes;
 use prost::Message;
 use sluice_shared::ids::{OffsetRange, SchemaId, SessionId, StreamId, TableId, TableName};
+use sluice_shared::proto;
+use sluice_shared::requests::{Boundary, RequestSpan};
 
 /// A record that does not fit its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub struct Refusal {
     pub offset: u64,
     /// Why.
     pub reason: Reason,
+    /// The record as it was sent, where its table keeps such ones.
+    pub raw: Option<Bytes>,
 }
 
 /// All codes in one place, so that none can be refused with and then not be read back from the log.
@@ -94,12 +98,19 @@ pub struct Run {
     pub offsets: OffsetRange,
     /// Those of them without a row, by rising offset.
     pub refused: Vec<Refusal>,
+    /// Of a stream that counts them: the requests that these are of. The last one may end beyond.
+    pub requests: Option<Box<RequestSpan>>,
 }
 
 impl Refusal {
+    /// What is told of it: not the record.
+    pub fn told(&self) -> Self {
+        Self { raw: self.raw.as_ref().map(|_| Bytes::new()), ..self.clone() }
+    }
+
     /// Bytes that it holds in memory.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.reason.text_bytes()
+        size_of::<Self>() + self.reason.text_bytes() + self.raw.as_ref().map_or(0, Bytes::len)
     }
 }
 
@@ -126,6 +137,11 @@ impl Run {
     /// How many rows of the batch are this run's.
     pub fn rows(&self) -> usize {
         usize::try_from(self.offsets.count()).expect("a run fits in memory") - self.refused.len()
+    }
+
+    /// The last place in it at which a request ends, or before it.
+    pub fn boundary(&self) -> Option<Boundary> {
+        self.requests.as_ref().map(|requests| requests.end())
     }
 }
 
@@ -185,6 +201,8 @@ struct RunHeader {
     count: u64,
     #[prost(message, repeated, tag = "5")]
     refused: Vec<RefusalHeader>,
+    #[prost(message, optional, tag = "6")]
+    requests: Option<proto::RequestSpan>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -197,6 +215,8 @@ struct RefusalHeader {
     column: Option<String>,
     #[prost(string, tag = "4")]
     message: String,
+    #[prost(bytes = "bytes", optional, tag = "5")]
+    raw: Option<Bytes>,
 }
 
 impl Batch {
@@ -207,7 +227,8 @@ impl Batch {
 
     /// Bytes that the rows hold in memory. Columns that share one buffer each count their own part of it.
     pub fn memory_bytes(&self) -> usize {
-        let runs = self.runs.len() * size_of::<Run>();
+        let requests = self.runs.iter().filter_map(|run| Some(run.requests.as_ref()?.memory_bytes()));
+        let runs = self.runs.len() * size_of::<Run>() + requests.sum::<usize>();
         let refused = self.runs.iter().flat_map(|run| &run.refused).map(Refusal::memory_bytes);
         self.chunks.iter().map(chunk_bytes).chain(refused).sum::<usize>() + runs
     }
@@ -226,9 +247,11 @@ impl Batch {
             left -= cut - run.offsets.start;
             let mut refused = run.refused;
             run.refused = refused.split_off(refused.partition_point(|refusal| refusal.offset < cut));
+            let mut requests = run.requests.take();
+            run.requests = requests.as_mut().map(|requests| Box::new(requests.split_off(cut)));
             let offsets = OffsetRange { start: run.offsets.start, end: cut };
             if !offsets.is_empty() {
-                first.push(Run { stream: run.stream.clone(), offsets, refused, ..run });
+                first.push(Run { stream: run.stream.clone(), offsets, refused, requests, ..run });
             }
             run.offsets.start = cut;
             rest.extend((!run.offsets.is_empty()).then_some(run));
@@ -311,6 +334,7 @@ impl Batch {
             first_offset: run.offsets.start,
             count: run.offsets.count(),
             refused: run.refused.iter().map(refusal_header).collect(),
+            requests: run.requests.as_ref().map(|requests| proto::RequestSpan::from((**requests).clone())),
         });
         Header {
             table: self.table.as_str().to_owned(),
@@ -347,7 +371,13 @@ impl TryFrom<RunHeader> for Run {
             return Err(invalid("refused offsets outside of the run, or not rising"));
         }
         let stream = header.stream.parse().map_err(|error| invalid(&format!("{error}")))?;
-        Ok(Self { stream, session: SessionId(header.session), offsets, refused })
+        let requests = header.requests.map(RequestSpan::try_from).transpose();
+        let requests = requests.map_err(|error| invalid(&error.message))?;
+        if requests.as_ref().is_some_and(|requests| requests.end().offset > offsets.end) {
+            return Err(invalid("requests that end beyond it"));
+        }
+        let session = SessionId(header.session);
+        Ok(Self { stream, session, offsets, refused, requests: requests.map(Box::new) })
     }
 }
 
@@ -357,6 +387,7 @@ fn refusal_header(refusal: &Refusal) -> RefusalHeader {
         code: refusal.reason.code.to_owned(),
         column: refusal.reason.column.clone(),
         message: refusal.reason.message.clone(),
+        raw: refusal.raw.clone(),
     }
 }
 
@@ -364,7 +395,7 @@ fn refusal(header: &RefusalHeader) -> Refusal {
     let code = ReasonCode::ALL.iter().find(|code| code.as_str() == header.code);
     let code = code.unwrap_or(&ReasonCode::Refused).as_str();
     let reason = Reason { code, column: header.column.clone(), message: header.message.clone() };
-    Refusal { offset: header.offset, reason }
+    Refusal { offset: header.offset, reason, raw: header.raw.clone() }
 }
 
 #[cfg(test)]
@@ -387,15 +418,24 @@ mod tests {
         };
         let rows: usize = chunk_rows.iter().sum();
         let reason = Reason { code: "wrong_type", column: Some("n".into()), message: "not a number".into() };
-        let refused = vec![Refusal { offset: 10, reason }];
+        let refused = vec![Refusal { offset: 10, reason, raw: Some(Bytes::from_static(b"raw")) }];
         let offsets = OffsetRange::from_count(10, rows as u64 + 1).expect("fits");
         let stream = StreamId::ephemeral();
+        let start = Boundary { offset: 9, requests: 4 };
+        let counts = [2, rows as u32].into_iter().filter(|count| *count > 0).collect();
+        let requests = RequestSpan::new(start, counts).expect("fits");
         Batch {
             table: "t".parse().expect("valid"),
             table_id: TableId("some-id".into()),
             schema_id: SchemaId(3),
             ingested_at_us: 1_700_000_000_000_000,
-            runs: vec![Run { stream, session: SessionId(1), offsets, refused }],
+            runs: vec![Run {
+                stream,
+                session: SessionId(1),
+                offsets,
+                refused,
+                requests: Some(Box::new(requests)),
+            }],
             chunks: chunk_rows.iter().map(chunk).collect(),
             schema,
         }
@@ -411,7 +451,7 @@ mod tests {
         let more = whole.runs[0].clone();
         let refused = more.refused.iter().map(|refusal| Refusal { offset: 22, ..refusal.clone() }).collect();
         let offsets = OffsetRange { start: 20, end: 25 };
-        whole.runs.push(Run { stream: StreamId::ephemeral(), offsets, refused, ..more });
+        whole.runs.push(Run { stream: StreamId::ephemeral(), offsets, refused, requests: None, ..more });
         whole.chunks.extend(sample(&[4]).chunks);
         let (mut parts, mut singles) = (vec![whole.clone()], Vec::new());
         while let Some(part) = parts.pop() {
@@ -427,6 +467,9 @@ mod tests {
             .flat_map(|run| (run.offsets.start..run.offsets.end).map(|offset| (run.stream.clone(), offset)));
         let split = singles.iter().map(|one| (one.runs[0].stream.clone(), one.runs[0].offsets.start));
         assert!(split.eq(records));
+        let boundaries = singles.iter().filter_map(|one| one.runs[0].boundary()).collect::<Vec<_>>();
+        assert_eq!(boundaries.first(), Some(&Boundary { offset: 11, requests: 5 }));
+        assert_eq!(boundaries.last(), Some(&Boundary { offset: 18, requests: 6 }));
         let refused =
             |batch: &Batch| batch.runs.iter().flat_map(|run| run.refused.clone()).collect::<Vec<_>>();
         assert_eq!(singles.iter().flat_map(refused).collect::<Vec<_>>(), refused(&whole));
@@ -453,7 +496,7 @@ mod tests {
         run.offsets.end += ReasonCode::ALL.len() as u64 - 1;
         let refused = ReasonCode::ALL.iter().zip(run.offsets.start..).map(|(code, offset)| {
             let reason = Reason { code: code.as_str(), column: None, message: String::new() };
-            Refusal { offset, reason }
+            Refusal { offset, reason, raw: None }
         });
         run.refused = refused.collect();
         assert!(run.refused.iter().any(|refusal| refusal.reason.code == "duplicate_field"));

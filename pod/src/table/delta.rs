@@ -41,7 +41,7 @@ use sluice_shared::table::TableSpec;
 use super::directory;
 
 /// The application transaction that names a version's watermark map.
-const TRANSACTION: &str = "sluice.watermarks";
+pub const TRANSACTION: &str = "sluice.watermarks";
 /// What stands in `commitInfo.engineInfo`.
 const ENGINE_INFO: &str = concat!("sluice/", env!("CARGO_PKG_VERSION"));
 /// How often a refresh is tried again that met a listing with a hole.
@@ -341,8 +341,18 @@ impl Delta {
         self.version(&version.directory, snapshot.await?, Some(version)).await
     }
 
-    /// Puts a version after `base`: files, and the number of its map.
-    pub async fn commit(&self, base: &Version, files: &[DataFile], map: Option<u64>) -> Put {
+    /// The version of an application transaction, where there is one: reads the log.
+    ///
+    /// # Errors
+    /// Where storage fails.
+    pub async fn reach(&self, version: &Version, transaction: &str) -> Result<Option<i64>, DeltaError> {
+        let (engine, snapshot) = (Arc::clone(&self.engine), Arc::clone(&version.snapshot));
+        let transaction = transaction.to_owned();
+        blocking(move || Ok(snapshot.get_app_id_version(&transaction, &*engine)?)).await
+    }
+
+    /// Puts a version after `base`: files, and application transactions with their versions.
+    pub async fn commit(&self, base: &Version, files: &[DataFile], transactions: Vec<(String, i64)>) -> Put {
         // A put into the log of a table that is gone would make a table with a hole in its log.
         if self.tag(&base.directory, base.number()).await.as_ref() != Some(&base.tag) {
             return Put::Conflict;
@@ -351,9 +361,8 @@ impl Delta {
         let adds: Vec<RecordBatch> = files.iter().map(|file| file.add.clone()).collect();
         let put = blocking(move || {
             let mut builder = snapshot.update_table(UpdateTableOperation::StreamingUpdate, ENGINE_INFO, true);
-            if let Some(map) = map {
-                let map = i64::try_from(map).map_err(|_| KernelError::generic("map number overflow"))?;
-                builder = builder.with_transaction_id(TRANSACTION, map);
+            for (transaction, version) in transactions {
+                builder = builder.with_transaction_id(transaction, version);
             }
             if !adds.is_empty() {
                 builder = builder.with_blind_append();

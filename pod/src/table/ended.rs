@@ -112,7 +112,7 @@ mod tests {
 
     /// A map of these logs in which each stream has come so far.
     fn map(logs: &[LogId], streams: &[(&StreamId, u64)]) -> WatermarkMap {
-        let mark = |next| Mark { session: SessionId(0), start: 0, next, before: vec![] };
+        let mark = |next| Mark { next, ..Mark::new(SessionId(0)) };
         let marks = streams.iter().map(|(stream, next)| ((*stream).clone(), mark(*next))).collect();
         let mut map = WatermarkMap::empty(TableId("t".into())).successor(1, Uuid::nil(), marks);
         map.logs = logs.iter().copied().collect();
@@ -273,7 +273,8 @@ mod tests {
         }
 
         fn append(&mut self, at: usize, start: u64, end: u64) {
-            let run = RunKey { stream: self.streams[at].id.clone(), session: SessionId(0), start, end };
+            let stream = self.streams[at].id.clone();
+            let run = RunKey { stream, session: SessionId(0), start, end, boundary: None };
             self.log.push(Logged { segment: self.segment, run, settled: false });
         }
 
@@ -300,7 +301,8 @@ mod tests {
             let start = self.random.random_range(0..=end);
             if self.has_rival && self.random.random_bool(0.3) {
                 self.map.logs.insert(RIVAL);
-                let run = RunKey { stream: self.streams[at].id.clone(), session: SessionId(0), start, end };
+                let stream = self.streams[at].id.clone();
+                let run = RunKey { stream, session: SessionId(0), start, end, boundary: None };
                 self.rival.push(run);
                 return;
             }

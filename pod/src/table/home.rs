@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
 use super::Clock;
-use super::delta::{DataFile, Delta, DeltaError, Put, Shape, Version};
+use super::delta::{DataFile, Delta, DeltaError, Put, Shape, TRANSACTION, Version};
 use super::ended::{EndedStreams, Ending};
 use super::watermark::{MapError, RunKey, Verdict, WatermarkMap, judge_all};
 use crate::wal::Wal;
@@ -325,7 +325,9 @@ impl HomeTask {
     /// Puts a version. False after a conflict or a lost answer; the table has been read anew then.
     async fn put(&mut self, map: WatermarkMap, files: &[DataFile]) -> Result<bool, HomeError> {
         let map = self.claim(map).await?;
-        match self.config.delta.commit(&self.view.version, files, Some(map.number)).await {
+        let number = i64::try_from(map.number).expect("a number for each commit");
+        let transaction = vec![(TRANSACTION.to_owned(), number)];
+        match self.config.delta.commit(&self.view.version, files, transaction).await {
             Put::Committed(version) => {
                 self.view = View { version: *version, map: Arc::new(map) };
                 return Ok(true);

@@ -1,25 +1,27 @@
-//! Records that may not enter their table: they are set aside, by name, in `<table>__rejected`.
+//! Records that may not enter their table: they are set aside, by name, in `<table>__rejected`. So are those that were
+//! refused, where the table keeps them (`sluice.on_invalid = quarantine`).
 //!
 //! *Owns*: that table's columns, the form of a record there, how it is appended to.
 //! *Does not own*: which records are set aside (`watermark`, `parquet`).
-//! A crash between setting aside and releasing the log brings a record here twice, under one stream, session
-//! and offset; none ever vanishes.
+//! A crash between setting aside and releasing the log brings a record of another session, or of other columns, here
+//! twice, under one stream, session and offset; none ever vanishes. A refused record comes once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{Int64Array, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, StringArray};
 use arrow::datatypes::{DataType, Field, Schema};
 use arrow::error::ArrowError;
 use arrow::json::LineDelimitedWriter;
+use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
-use sluice_shared::ids::{OffsetRange, StreamId};
+use sluice_shared::ids::{OffsetRange, SessionId, StreamId};
 use sluice_shared::table::TableSpec;
 
-use super::batch::{Batch, Run};
-use super::delta::{DataFile, Delta, DeltaError, Put, Version};
+use super::batch::{Batch, Reason, Refusal, Run};
+use super::delta::{DataFile, Delta, DeltaError, Put};
 use super::parquet::{EncodeError, encode_rows, run_slices};
 
 /// What a table's name gets for its rejected records.
@@ -72,11 +74,19 @@ pub enum RejectError {
 /// Records to be set aside.
 #[derive(Debug, Default)]
 pub struct Rejects {
-    streams: Vec<StreamId>,
-    offsets: Vec<i64>,
-    sessions: Vec<i64>,
-    causes: Vec<&'static str>,
-    records: Vec<String>,
+    records: Vec<Reject>,
+}
+
+#[derive(Debug)]
+struct Reject {
+    stream: StreamId,
+    offset: u64,
+    session: SessionId,
+    reason: &'static str,
+    /// Of a record that was refused.
+    refused: Option<(Reason, Bytes)>,
+    /// As JSON, or as it was sent where that is text.
+    record: Option<String>,
 }
 
 impl Rejects {
@@ -91,43 +101,98 @@ impl Rejects {
         offsets: OffsetRange,
         cause: Cause,
     ) -> Result<(), ArrowError> {
-        let Run { stream, session, .. } = &batch.runs[run];
+        let run_of = &batch.runs[run];
         let (slices, row_offsets) = run_slices(batch, run, offsets);
+        let mut records = Vec::new();
         for rows in slices {
-            self.records.extend(as_json(&rows)?);
+            records.extend(as_json(&rows)?);
         }
-        for offset in &row_offsets {
-            self.streams.push(stream.clone());
-            self.offsets.push(i64::try_from(*offset).unwrap_or(i64::MAX));
-            self.sessions.push(i64::try_from(session.0).unwrap_or(i64::MAX));
-            self.causes.push(cause.as_str());
-        }
+        self.records.extend(row_offsets.into_iter().zip(records).map(|(offset, record)| Reject {
+            stream: run_of.stream.clone(),
+            offset,
+            session: run_of.session,
+            reason: cause.as_str(),
+            refused: None,
+            record: Some(record),
+        }));
         Ok(())
+    }
+
+    /// Takes a record that was refused, and is to be kept as it was sent.
+    pub fn quarantine(&mut self, run: &Run, refusal: &Refusal, raw: Bytes) {
+        let is_text = |text: &&str| !text.contains(|c: char| c.is_control() && !c.is_ascii_whitespace());
+        let record = std::str::from_utf8(&raw).ok().filter(is_text).map(str::to_owned);
+        self.records.push(Reject {
+            stream: run.stream.clone(),
+            offset: refusal.offset,
+            session: run.session,
+            reason: refusal.reason.code,
+            refused: Some((refusal.reason.clone(), raw)),
+            record,
+        });
     }
 
     /// How many.
     pub fn len(&self) -> usize {
-        self.offsets.len()
+        self.records.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.offsets.is_empty()
+        self.records.is_empty()
     }
 
-    fn into_rows(self) -> Result<RecordBatch, ArrowError> {
-        let streams = StringArray::from_iter_values(self.streams.iter().map(StreamId::as_str));
-        RecordBatch::try_new(
-            Arc::new(schema()),
-            vec![
-                Arc::new(streams),
-                Arc::new(Int64Array::from(self.offsets)),
-                Arc::new(Int64Array::from(self.sessions)),
-                Arc::new(StringArray::from(self.causes)),
-                Arc::new(StringArray::from(self.records)),
-            ],
-        )
+    /// Up to which offset the streams' refused records are in the table once all of these are.
+    fn reaches(&self) -> BTreeMap<String, i64> {
+        let mut reaches = BTreeMap::new();
+        for reject in self.records.iter().filter(|reject| reject.refused.is_some()) {
+            let reach = reaches.entry(transaction(&reject.stream)).or_insert(0);
+            *reach = as_number(reject.offset).max(*reach);
+        }
+        reaches
     }
+
+    /// The rows with the columns that the table has: it can be older than some.
+    fn rows(&self, reaches: &BTreeMap<String, i64>, columns: &Schema) -> Result<RecordBatch, ArrowError> {
+        let is_there = |reject: &Reject| {
+            let reach = reaches.get(&transaction(&reject.stream));
+            reject.refused.is_some() && reach.is_some_and(|reach| as_number(reject.offset) <= *reach)
+        };
+        let records: Vec<&Reject> = self.records.iter().filter(|reject| !is_there(reject)).collect();
+        let texts = |text: fn(&Reject) -> Option<&str>| -> ArrayRef {
+            Arc::new(records.iter().map(|reject| text(reject)).collect::<StringArray>())
+        };
+        let numbers = |number: fn(&Reject) -> u64| -> ArrayRef {
+            Arc::new(records.iter().map(|reject| as_number(number(reject))).collect::<Int64Array>())
+        };
+        let of = |column: &Arc<Field>| match column.name().as_str() {
+            "_stream" => texts(|reject| Some(reject.stream.as_str())),
+            "_offset" => numbers(|reject| reject.offset),
+            "_session" => numbers(|reject| reject.session.0),
+            "reason" => texts(|reject| Some(reject.reason)),
+            "field" => texts(|reject| reject.refused.as_ref()?.0.column.as_deref()),
+            "message" => texts(|reject| Some(&reject.refused.as_ref()?.0.message)),
+            "record" => texts(|reject| reject.record.as_deref()),
+            "raw" => {
+                let raw = |reject: &&Reject| Some(reject.refused.as_ref()?.1.clone());
+                Arc::new(records.iter().map(raw).collect::<BinaryArray>())
+            }
+            _ => arrow::array::new_null_array(column.data_type(), records.len()),
+        };
+        let options = RecordBatchOptions::new().with_row_count(Some(records.len()));
+        let arrays = columns.fields().iter().map(of).collect();
+        RecordBatch::try_new_with_options(Arc::new(columns.clone()), arrays, &options)
+    }
+}
+
+/// The application transaction whose version is the offset up to which a stream's refused records are in the table: a
+/// record that is offered once more, after a crash or by another pod, is there already.
+fn transaction(stream: &StreamId) -> String {
+    format!("sluice.rejected.{stream}")
+}
+
+fn as_number(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 fn schema() -> Schema {
@@ -137,7 +202,10 @@ fn schema() -> Schema {
         field("_offset", DataType::Int64),
         field("_session", DataType::Int64),
         field("reason", DataType::Utf8),
+        field("field", DataType::Utf8),
+        field("message", DataType::Utf8),
         field("record", DataType::Utf8),
+        field("raw", DataType::Binary),
     ])
 }
 
@@ -162,46 +230,44 @@ pub async fn append(
     delta: &Delta,
     store: &Arc<dyn ObjectStore>,
     directory: &Path,
-    rejects: Rejects,
+    rejects: &Rejects,
 ) -> Result<(), RejectError> {
     if !delta.exists(directory).await? {
         let properties = BTreeMap::from([("sluice.system_columns".to_owned(), "false".to_owned())]);
         let spec = TableSpec { schema: Arc::new(schema()), partition_columns: Vec::new(), properties };
         delta.create(directory, &schema(), &spec).await?;
     }
-    let version = delta.load(directory).await?;
-    let files = write(store, &version.shape, &rejects.into_rows()?).await?;
-    let appended = commit(delta, version, &files).await;
-    if !matches!(appended, Ok(()) | Err(Answer::Lost(_))) {
-        // No version can name them. What cannot be deleted is left to the sweep.
-        for file in &files {
-            let _ = store.delete(&file.path).await;
-        }
-    }
-    appended.map_err(|(Answer::Lost(error) | Answer::Not(error))| error)
-}
-
-/// Why a commit was not answered with a version.
-enum Answer {
-    /// It may be in or not.
-    Lost(RejectError),
-    /// It is not in.
-    Not(RejectError),
-}
-
-async fn commit(delta: &Delta, mut version: Version, files: &[DataFile]) -> Result<(), Answer> {
+    let mut version = delta.load(directory).await?;
     for tries in 1..=CONFLICTS_MAX {
-        match delta.commit(&version, files, None).await {
+        let reaches = rejects.reaches();
+        let mut there = BTreeMap::new();
+        for transaction in reaches.keys() {
+            let reach = delta.reach(&version, transaction).await?;
+            there.extend(reach.map(|reach| (transaction.clone(), reach)));
+        }
+        let rows = rejects.rows(&there, &version.shape.schema)?;
+        if rows.num_rows() == 0 {
+            return Ok(());
+        }
+        let files = write(store, &version.shape, &rows).await?;
+        let farther =
+            |(transaction, reach): &(String, i64)| there.get(transaction).is_none_or(|old| old < reach);
+        match delta.commit(&version, &files, reaches.into_iter().filter(farther).collect()).await {
             Put::Committed(_) => return Ok(()),
-            Put::Unknown(error) => return Err(Answer::Lost(error.into())),
+            // It may be in or not. The next try finds what is, where it is a refused record.
+            Put::Unknown(error) => return Err(error.into()),
             Put::Conflict => {
+                // No version can name them. What cannot be deleted is left to the sweep.
+                for file in &files {
+                    let _ = store.delete(&file.path).await;
+                }
                 let pause = Duration::from_millis(u64::from(tries));
                 tokio::time::sleep(pause.mul_f64(rand::random::<f64>())).await;
-                version = delta.refresh(&version).await.map_err(|error| Answer::Not(error.into()))?;
+                version = delta.refresh(&version).await?;
             }
         }
     }
-    Err(Answer::Not(RejectError::Contended))
+    Err(RejectError::Contended)
 }
 
 async fn write(

@@ -45,7 +45,7 @@ impl Entry {
 
 fn run_key(run: &Run) -> RunKey {
     let (start, end) = (run.offsets.start, run.offsets.end);
-    RunKey { stream: run.stream.clone(), session: run.session, start, end }
+    RunKey { stream: run.stream.clone(), session: run.session, start, end, boundary: run.boundary() }
 }
 
 /// A run at hand and its verdict.
@@ -112,6 +112,20 @@ impl Round {
                 } else if *has_unplaced {
                     let unplaced = unplaced(shape, batch, run.run, from).into_iter();
                     run.aside.extend(unplaced.map(|offsets| (offsets, Cause::BadPartitionValue)));
+                }
+            }
+            let from = run.verdict.commit_from(&run.key).unwrap_or(u64::MAX);
+            let is_settled =
+                |offset| offset >= from || run.aside.iter().any(|(aside, _)| aside.contains(offset));
+            let run_of = &batch.runs[run.run];
+            for refusal in run_of.refused.iter().filter(|refusal| is_settled(refusal.offset)) {
+                let offsets = OffsetRange { start: refusal.offset, end: refusal.offset + 1 };
+                let part = (run.entry, run.run, offsets);
+                if let Some(raw) = &refusal.raw
+                    && !done.contains(&part)
+                    && news.insert(part)
+                {
+                    rejects.quarantine(run_of, refusal, raw.clone());
                 }
             }
             for (offsets, cause) in &run.aside {

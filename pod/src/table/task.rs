@@ -92,7 +92,7 @@ struct Waiting {
 pub struct Counts {
     /// Runs that wait for their predecessors.
     pub held_runs: AtomicU64,
-    /// Records set aside in `<table>__rejected`.
+    /// Records set aside in `<table>__rejected`, those that were refused included.
     pub set_aside: AtomicU64,
     /// Log entries that a stopped table keeps.
     pub stranded: AtomicU64,
@@ -474,7 +474,7 @@ impl TableTask {
         let count = rejects.len();
         let config = &table.home_config;
         let directory = config.directory.as_ref().to_owned() + rejected::SUFFIX;
-        rejected::append(&config.delta, &config.store, &directory.into(), rejects).await?;
+        rejected::append(&config.delta, &config.store, &directory.into(), &rejects).await?;
         for run in round.runs.iter().filter(|run| !run.aside.is_empty()) {
             let (stream, session, aside) = (&run.key.stream, run.key.session.0, &run.aside);
             tracing::error!(

@@ -12,19 +12,22 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use arrow::array::{AsArray, RecordBatch, StringArray, UInt64Array};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, UInt64Type};
 use arrow::error::ArrowError;
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use bytes::Bytes;
 use sluice_shared::ids::{LogId, OffsetRange, SessionId, StreamId, TableId};
+use sluice_shared::requests::Boundary;
 use uuid::Uuid;
 
 /// How many takeovers of a stream a mark remembers. Of older sessions it cannot tell a replay from a rival.
 pub const TAKEOVERS_MAX: usize = 16;
-/// The map's form, raised when its meaning changes.
+/// The map's form, raised when its meaning changes: an older program must not pass over what it does not know.
 const FORMAT: &str = "1";
+/// The form that has boundaries too, used where there are any.
+const FORMAT_WITH_BOUNDARIES: &str = "2";
 
 /// How far a stream is in the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,9 +40,16 @@ pub struct Mark {
     pub next: u64,
     /// Offsets of the sessions before, rising and without gaps, ending at `start`.
     pub before: Vec<(SessionId, OffsetRange)>,
+    /// Of a stream that counts its requests: where the last one that is in the table ends.
+    pub boundary: Option<Boundary>,
 }
 
 impl Mark {
+    /// A stream of which `session` has brought nothing yet.
+    pub fn new(session: SessionId) -> Self {
+        Self { session, start: 0, next: 0, before: Vec::new(), boundary: None }
+    }
+
     /// The offsets that came from `session`, as far as they are remembered.
     fn of(&self, session: SessionId) -> OffsetRange {
         if session == self.session {
@@ -49,7 +59,8 @@ impl Mark {
         found.map_or(OffsetRange { start: 0, end: 0 }, |(_, offsets)| *offsets)
     }
 
-    fn advance(&mut self, session: SessionId, to: u64) {
+    fn advance(&mut self, run: &RunKey) {
+        let session = run.session;
         if session != self.session {
             if self.before.len() == TAKEOVERS_MAX {
                 self.before.remove(0);
@@ -57,7 +68,8 @@ impl Mark {
             self.before.push((self.session, OffsetRange { start: self.start, end: self.next }));
             (self.session, self.start) = (session, self.next);
         }
-        self.next = to;
+        self.next = run.end;
+        self.boundary = run.boundary.or(self.boundary);
     }
 }
 
@@ -72,6 +84,8 @@ pub struct RunKey {
     pub start: u64,
     /// One more than the last offset.
     pub end: u64,
+    /// Of a stream that counts its requests: where the last one that ends before `end` does.
+    pub boundary: Option<Boundary>,
 }
 
 /// What is to become of a run.
@@ -181,9 +195,8 @@ impl<'a> Working<'a> {
         let mark = self.changed.get(&run.stream).or_else(|| self.map.marks.get(&run.stream));
         let verdict = judge(mark, run);
         if verdict.commit_from(run).is_some() {
-            let mut mark =
-                mark.cloned().unwrap_or(Mark { session: run.session, start: 0, next: 0, before: Vec::new() });
-            mark.advance(run.session, run.end);
+            let mut mark = mark.cloned().unwrap_or_else(|| Mark::new(run.session));
+            mark.advance(run);
             self.changed.insert(run.stream.clone(), mark);
         }
         verdict
@@ -271,6 +284,7 @@ impl WatermarkMap {
     pub fn encode(&self) -> Result<Bytes, ArrowError> {
         let mut streams = Vec::with_capacity(self.marks.len());
         let (mut sessions, mut starts, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        let mut boundaries = Vec::with_capacity(self.marks.len());
         for (stream, mark) in &self.marks {
             let last = (mark.session, OffsetRange { start: mark.start, end: mark.next });
             for (session, offsets) in mark.before.iter().chain([&last]) {
@@ -279,17 +293,23 @@ impl WatermarkMap {
                 starts.push(offsets.start);
                 ends.push(offsets.end);
             }
+            boundaries.resize(streams.len() - 1, None);
+            boundaries.push(mark.boundary);
         }
         let schema = Arc::new(self.schema());
-        let batch = RecordBatch::try_new(
-            Arc::clone(&schema),
-            vec![
-                Arc::new(StringArray::from(streams)),
-                Arc::new(UInt64Array::from(sessions)),
-                Arc::new(UInt64Array::from(starts)),
-                Arc::new(UInt64Array::from(ends)),
-            ],
-        )?;
+        let mut columns: Vec<ArrayRef> = vec![
+            Arc::new(StringArray::from(streams)),
+            Arc::new(UInt64Array::from(sessions)),
+            Arc::new(UInt64Array::from(starts)),
+            Arc::new(UInt64Array::from(ends)),
+        ];
+        if self.has_boundaries() {
+            let column =
+                |of: fn(Boundary) -> u64| boundaries.iter().map(|at| at.map(of)).collect::<UInt64Array>();
+            columns.push(Arc::new(column(|boundary| boundary.offset)));
+            columns.push(Arc::new(column(|boundary| boundary.requests)));
+        }
+        let batch = RecordBatch::try_new(Arc::clone(&schema), columns)?;
         let mut bytes = Vec::new();
         let mut writer = StreamWriter::try_new(&mut bytes, &schema)?;
         writer.write(&batch)?;
@@ -298,19 +318,22 @@ impl WatermarkMap {
         Ok(bytes.into())
     }
 
+    fn has_boundaries(&self) -> bool {
+        self.marks.values().any(|mark| mark.boundary.is_some())
+    }
+
     fn schema(&self) -> Schema {
-        let number = |name| Field::new(name, DataType::UInt64, false);
+        let format = if self.has_boundaries() { FORMAT_WITH_BOUNDARIES } else { FORMAT };
         let logs: Vec<String> = self.logs.iter().map(|log| log.0.to_string()).collect();
         let metadata = HashMap::from([
-            ("format".to_owned(), FORMAT.to_owned()),
+            ("format".to_owned(), format.to_owned()),
             ("table_id".to_owned(), self.table.0.as_ref().to_owned()),
             ("number".to_owned(), self.number.to_string()),
             ("predecessor".to_owned(), self.predecessor.to_string()),
             ("nonce".to_owned(), self.nonce.to_string()),
             ("logs".to_owned(), logs.join(",")),
         ]);
-        let stream = Field::new("stream", DataType::Utf8, false);
-        Schema::new_with_metadata(vec![stream, number("session"), number("start"), number("end")], metadata)
+        Schema::new_with_metadata(columns_of(format), metadata)
     }
 
     /// Reads a map back.
@@ -321,7 +344,8 @@ impl WatermarkMap {
         let reader = StreamReader::try_new(bytes, None)?;
         let schema = reader.schema();
         let mut map = Self::from_metadata(schema.metadata())?;
-        if schema.fields() != map.schema().fields() {
+        let format = schema.metadata().get("format").map_or(FORMAT, String::as_str);
+        if schema.fields() != &columns_of(format).into() {
             return Err(MapError::Garbled(format!("unknown columns {:?}", schema.fields())));
         }
         for batch in reader {
@@ -335,9 +359,10 @@ impl WatermarkMap {
             |key: &str| metadata.get(key).ok_or_else(|| MapError::Garbled(format!("`{key}` is missing")));
         let garbled = |key: &str| MapError::Garbled(format!("`{key}` is garbled"));
         let number = |key: &str| text(key)?.parse::<u64>().map_err(|_| garbled(key));
-        if text("format")? != FORMAT {
-            let format = text("format")?;
-            return Err(MapError::Garbled(format!("format {format} is newer than this program's {FORMAT}")));
+        let format = text("format")?;
+        if format != FORMAT && format != FORMAT_WITH_BOUNDARIES {
+            let known = FORMAT_WITH_BOUNDARIES;
+            return Err(MapError::Garbled(format!("format {format} is newer than this program's {known}")));
         }
         let logs = text("logs")?.split(',').filter(|id| !id.is_empty());
         let logs = logs.map(|id| id.parse().map(LogId).map_err(|_| garbled("logs")));
@@ -353,8 +378,13 @@ impl WatermarkMap {
 
     fn add_rows(&mut self, batch: &RecordBatch) -> Result<(), MapError> {
         let streams = batch.column(0).as_string::<i32>();
-        let numbers = |column: usize| batch.column(column).as_primitive::<UInt64Type>().values();
-        let (sessions, starts, ends) = (numbers(1), numbers(2), numbers(3));
+        let numbers = |column: usize| batch.column(column).as_primitive::<UInt64Type>();
+        let (sessions, starts, ends) = (numbers(1).values(), numbers(2).values(), numbers(3).values());
+        let boundaries = (batch.num_columns() > 4).then(|| (numbers(4), numbers(5)));
+        let boundary_of = |row: usize| {
+            let (offsets, requests) = boundaries.filter(|(offsets, _)| offsets.is_valid(row))?;
+            Some(Boundary { offset: offsets.value(row), requests: requests.value(row) })
+        };
         for row in 0..batch.num_rows() {
             let garbled = |what: &str| MapError::Garbled(format!("stream {:?}: {what}", streams.value(row)));
             let stream: StreamId = streams.value(row).parse().map_err(|_| garbled("no stream id"))?;
@@ -366,15 +396,28 @@ impl WatermarkMap {
                 Some(mark) if mark.next == start && mark.session < session => {
                     mark.before.push((mark.session, OffsetRange { start: mark.start, end: mark.next }));
                     (mark.session, mark.start, mark.next) = (session, start, end);
+                    mark.boundary = boundary_of(row);
                 }
                 Some(_) => return Err(garbled("sessions that do not follow each other")),
                 None => {
-                    self.marks.insert(stream, Mark { session, start, next: end, before: Vec::new() });
+                    let mark = Mark { start, next: end, boundary: boundary_of(row), ..Mark::new(session) };
+                    self.marks.insert(stream, mark);
                 }
             }
         }
         Ok(())
     }
+}
+
+fn columns_of(format: &str) -> Vec<Field> {
+    let number = |name| Field::new(name, DataType::UInt64, false);
+    let mut columns =
+        vec![Field::new("stream", DataType::Utf8, false), number("session"), number("start"), number("end")];
+    if format == FORMAT_WITH_BOUNDARIES {
+        let boundaries = ["boundary_offset", "boundary_requests"];
+        columns.extend(boundaries.map(|name| Field::new(name, DataType::UInt64, true)));
+    }
+    columns
 }
 
 #[cfg(test)]
@@ -388,7 +431,7 @@ mod tests {
     }
 
     fn run(session: u64, start: u64, end: u64) -> RunKey {
-        RunKey { stream: stream(), session: SessionId(session), start, end }
+        RunKey { stream: stream(), session: SessionId(session), start, end, boundary: None }
     }
 
     fn range(start: u64, end: u64) -> OffsetRange {
@@ -397,12 +440,12 @@ mod tests {
 
     /// Session 1 brought 0..5, session 3 brought 5..10.
     fn taken_over() -> Mark {
-        Mark { session: SessionId(3), start: 5, next: 10, before: vec![(SessionId(1), range(0, 5))] }
+        Mark { start: 5, next: 10, before: vec![(SessionId(1), range(0, 5))], ..Mark::new(SessionId(3)) }
     }
 
     #[test]
     fn a_run_is_judged_by_where_it_begins_and_ends() {
-        let mark = Mark { session: SessionId(1), start: 0, next: 10, before: vec![] };
+        let mark = Mark { next: 10, ..Mark::new(SessionId(1)) };
         let check = |start, end, expected| assert_eq!(judge(Some(&mark), &run(1, start, end)), expected);
         check(10, 12, Verdict::Commit);
         check(0, 10, Verdict::Duplicate);
@@ -465,12 +508,16 @@ mod tests {
     }
 
     prop_compose! {
-        fn any_mark()(lengths in prop::collection::vec((1u64..4, 1u64..50), 1..=TAKEOVERS_MAX)) -> Mark {
-            let mut mark = Mark { session: SessionId(0), start: 0, next: 0, before: vec![] };
+        fn any_mark()(
+            lengths in prop::collection::vec((1u64..4, 1u64..50), 1..=TAKEOVERS_MAX),
+            requests in prop::option::of(1u64..9),
+        ) -> Mark {
+            let mut mark = Mark::new(SessionId(0));
             for (step, length) in lengths {
-                let (session, to) = (SessionId(mark.session.0 + step), mark.next + length);
-                if mark.next == 0 { mark.session = session; }
-                mark.advance(session, to);
+                let boundary = requests.map(|requests| Boundary { offset: mark.next, requests });
+                let run = RunKey { boundary, ..run(mark.session.0 + step, mark.next, mark.next + length) };
+                if mark.next == 0 { mark.session = run.session; }
+                mark.advance(&run);
             }
             mark
         }
@@ -580,6 +627,7 @@ mod tests {
                 session: SessionId(1),
                 start: offered.start,
                 end: offered.start + offered.length,
+                boundary: None,
             };
             let map = WatermarkMap::empty(TableId("t".into()));
             let mut model = Model { streams: names.to_vec(), map, content: HashMap::new() };
@@ -590,7 +638,7 @@ mod tests {
             }
             // Whatever waited is in once its predecessors are.
             for stream in &names {
-                let whole = RunKey { stream: stream.clone(), session: SessionId(1), start: 0, end: 60 };
+                let whole = RunKey { stream: stream.clone(), ..run(1, 0, 60) };
                 model.commit(&mut vec![whole])?;
             }
             for pod in &mut pods {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::panic, reason = "a helper that panics fails its test")]
 
+mod requests;
 mod streams;
 mod tables;
 mod wal;

@@ -24,7 +24,7 @@ use tonic::{Code, Status, Streaming};
 const DEADLINE: Duration = Duration::from_secs(60);
 const STREAM: &str = "~018f0000000070008000000000000001";
 
-async fn start(data: &Path) -> (Pod, PodClient<Channel>) {
+pub(crate) async fn start(data: &Path) -> (Pod, PodClient<Channel>) {
     let config = PodConfig {
         listen: "127.0.0.1:0".to_owned(),
         wal_dir: data.join("wal"),
@@ -39,7 +39,7 @@ async fn start(data: &Path) -> (Pod, PodClient<Channel>) {
     (pod, client)
 }
 
-async fn with_table(data: &Path) -> (Pod, PodClient<Channel>) {
+pub(crate) async fn with_table(data: &Path) -> (Pod, PodClient<Channel>) {
     let (pod, mut client) = start(data).await;
     let spec = br#"{"schema":{"fields":[{"name":"n","type":"int64","nullable":false}]}}"#;
     let request = proto::CreateTableRequest { table: "t".to_owned(), spec: Bytes::from_static(spec) };
@@ -47,7 +47,7 @@ async fn with_table(data: &Path) -> (Pod, PodClient<Channel>) {
     (pod, client)
 }
 
-fn ephemeral(resume_at: u64) -> proto::Open {
+pub(crate) fn ephemeral(resume_at: u64) -> proto::Open {
     proto::Open {
         table: "t".to_owned(),
         stream: STREAM.to_owned(),
@@ -63,22 +63,22 @@ fn named(session: u64, resume_at: Option<u64>) -> proto::Open {
 }
 
 /// One call. Dropped, it is what a lost link leaves behind.
-struct Call {
-    requests: mpsc::Sender<StreamRequest>,
+pub(crate) struct Call {
+    pub(crate) requests: mpsc::Sender<StreamRequest>,
     answers: Streaming<StreamResponse>,
-    opened: proto::Opened,
+    pub(crate) opened: proto::Opened,
 }
 
 /// What a call was told until something.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
-    refused: Vec<u64>,
-    durable_next: u64,
-    committed_next: u64,
+pub(crate) struct Told {
+    pub(crate) refused: Vec<u64>,
+    pub(crate) durable_next: u64,
+    pub(crate) committed_next: u64,
 }
 
 impl Call {
-    async fn open(client: &PodClient<Channel>, open: proto::Open) -> Result<Self, Status> {
+    pub(crate) async fn open(client: &PodClient<Channel>, open: proto::Open) -> Result<Self, Status> {
         let (requests, receiver) = mpsc::channel(16);
         requests.send(StreamRequest { kind: Some(Ask::Open(open)) }).await.expect("has room");
         let mut answers = client.clone().stream(ReceiverStream::new(receiver)).await?.into_inner();
@@ -90,21 +90,30 @@ impl Call {
 
     /// Sends records `{"n": offset}`; those at `bad` offsets do not fit the table.
     async fn send(&self, offsets: std::ops::Range<u64>, bad: &[u64]) {
+        self.send_requests(offsets, bad, None).await;
+    }
+
+    pub(crate) async fn send_requests(
+        &self,
+        offsets: std::ops::Range<u64>,
+        bad: &[u64],
+        requests: Option<proto::RequestSpan>,
+    ) {
         let line =
             |n: u64| if bad.contains(&n) { "{\"n\":\"x\"}\n".to_owned() } else { format!("{{\"n\":{n}}}\n") };
         let payload: String = offsets.clone().map(line).collect();
         let count = u32::try_from(offsets.end - offsets.start).expect("few");
-        let frame = proto::Frame { first_offset: offsets.start, count, payload: payload.into() };
+        let frame = proto::Frame { first_offset: offsets.start, count, payload: payload.into(), requests };
         let frames = proto::Frames { frames: vec![frame] };
         self.requests.send(StreamRequest { kind: Some(Ask::Frames(frames)) }).await.expect("has room");
     }
 
     /// Reads answers until all before `next` is durable.
-    async fn durable(&mut self, next: u64) -> Told {
+    pub(crate) async fn durable(&mut self, next: u64) -> Told {
         self.until(|told| told.durable_next >= next).await
     }
 
-    async fn committed(&mut self, next: u64) -> Told {
+    pub(crate) async fn committed(&mut self, next: u64) -> Told {
         self.until(|told| told.committed_next >= next).await
     }
 
@@ -132,7 +141,7 @@ impl Call {
         told
     }
 
-    async fn failure(&mut self) -> Status {
+    pub(crate) async fn failure(&mut self) -> Status {
         loop {
             match tokio::time::timeout(DEADLINE, self.answers.message()).await.expect("in time") {
                 Ok(Some(_)) => {}
@@ -144,7 +153,7 @@ impl Call {
 }
 
 /// How many rows the table has, by the pod's own count.
-async fn rows(client: &PodClient<Channel>) -> u64 {
+pub(crate) async fn rows(client: &PodClient<Channel>) -> u64 {
     let request = proto::DescribeTableRequest { table: "t".to_owned() };
     let description = client.clone().describe_table(request).await.expect("there").into_inner().description;
     let description: BTreeMap<String, serde_json::Value> =
@@ -314,8 +323,8 @@ impl Call {
         self.send_payload(offsets.start, count, payload).await;
     }
 
-    async fn send_payload(&self, first_offset: u64, count: u32, payload: Vec<u8>) {
-        let frame = proto::Frame { first_offset, count, payload: payload.into() };
+    pub(crate) async fn send_payload(&self, first_offset: u64, count: u32, payload: Vec<u8>) {
+        let frame = proto::Frame { first_offset, count, payload: payload.into(), requests: None };
         let frames = proto::Frames { frames: vec![frame] };
         self.requests.send(StreamRequest { kind: Some(Ask::Frames(frames)) }).await.expect("has room");
     }

@@ -29,6 +29,7 @@ use sluice_shared::table::TableSpec;
 use tempfile::TempDir;
 
 mod forget;
+mod quarantine;
 
 /// How long a test waits for what must happen.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -146,7 +147,7 @@ fn stream(name: &str) -> StreamId {
 
 fn run(stream: &StreamId, session: u64, start: u64, end: u64) -> Run {
     let (stream, session) = (stream.clone(), SessionId(session));
-    Run { stream, session, offsets: OffsetRange { start, end }, refused: Vec::new() }
+    Run { stream, session, offsets: OffsetRange { start, end }, refused: Vec::new(), requests: None }
 }
 
 /// Rows `n` = offset.
@@ -255,7 +256,7 @@ async fn what_is_offered_can_be_read_and_is_told() {
     table.follow(&s, progress.clone());
     let mut second = run(&s, 1, 10, 15);
     let reason = Reason { code: "wrong_type", column: None, message: String::new() };
-    second.refused = vec![Refusal { offset: 12, reason }];
+    second.refused = vec![Refusal { offset: 12, reason, raw: None }];
     pod.offer(&table, batch(&table, vec![run(&s, 1, 0, 10)])).await;
     pod.offer(&table, batch(&table, vec![second])).await;
     while progress.take().committed_next < 15 {
@@ -263,7 +264,7 @@ async fn what_is_offered_can_be_read_and_is_told() {
     }
     let version = progress.take().version;
     assert_eq!(version, pod.reader().version());
-    assert_eq!(table.watermark(&s).await.expect("read"), 15);
+    assert_eq!(table.watermark(&s).await.expect("read").next, 15);
     let rows = pod.reader().all();
     let rows = concat_batches(&rows[0].schema(), &rows).expect("one schema");
     let offsets: Vec<i64> = rows["_offset"].as_primitive::<Int64Type>().values().to_vec();
@@ -311,7 +312,7 @@ async fn two_pods_that_replay_the_same_streams_make_prefixes_of_them() {
         }
         for stream in &streams {
             let committed = async {
-                while tables[0].watermark(stream).await.expect("read") < 60 {
+                while tables[0].watermark(stream).await.expect("read").next < 60 {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             };
@@ -342,7 +343,7 @@ async fn a_foreign_writer_is_an_ordinary_conflict() {
         pod.drain().await;
     }
     assert_eq!(reader.check_prefixes()[s.as_str()], 50);
-    assert_eq!(table.watermark(&s).await.expect("read"), 50);
+    assert_eq!(table.watermark(&s).await.expect("read").next, 50);
     pod.stop().await;
 }
 
@@ -495,7 +496,7 @@ async fn a_checkpoint_is_enough_to_load_a_table() {
     (0..10).for_each(|version| std::fs::remove_file(reader.log(version)).expect("removed"));
     let fresh = Pod::new(root.path());
     let table = fresh.tables.open(&name()).await.expect("opened");
-    assert_eq!(table.watermark(&s).await.expect("read"), 22);
+    assert_eq!(table.watermark(&s).await.expect("read").next, 22);
     assert_eq!(fresh.tables.describe(&name()).await.expect("described")["rows"], 22);
     fresh.stop().await;
 }
@@ -548,7 +549,7 @@ async fn a_lost_transaction_stops_the_table_but_an_orphan_of_the_first_does_not(
     assert!(error.message.contains("lost its transaction"), "{error}");
     std::fs::remove_file(&maps(&reader)[1]).expect("removed");
     let table = pod.tables.open(&name()).await.expect("the first map holds no stream");
-    assert_eq!(table.watermark(&stream("s")).await.expect("read"), 0);
+    assert_eq!(table.watermark(&stream("s")).await.expect("read").next, 0);
     assert_eq!(maps(&reader).len(), 2, "a number is never used twice");
     pod.stop().await;
 }
@@ -573,7 +574,7 @@ async fn a_dropped_table_takes_nothing_and_its_runs_never_enter_a_new_one() {
     pod.replay(batch(&table, vec![run(&s, 1, 0, 10)])).await;
     pod.drain().await;
     assert_eq!(pod.tables.stranded(), 1);
-    assert_eq!(fresh.watermark(&s).await.expect("read"), 0);
+    assert_eq!(fresh.watermark(&s).await.expect("read").next, 0);
     assert!(pod.reader().check_prefixes().is_empty());
     pod.stop().await;
 }
@@ -622,7 +623,7 @@ async fn a_held_run_waits_for_another_pod() {
     pods[1].offer(&late, batch(&late, vec![run(&s, 1, 10, 20), run(&stream("other"), 1, 0, 3)])).await;
     pods[1].drain().await;
     assert_eq!(pods[1].tables.describe(&name()).await.expect("described")["held_runs"], 1);
-    assert_eq!(late.watermark(&stream("other")).await.expect("read"), 3, "a held run holds no other");
+    assert_eq!(late.watermark(&stream("other")).await.expect("read").next, 3, "a held run holds no other");
     pods[0].offer(&early, batch(&early, vec![run(&s, 1, 0, 10)])).await;
     while progress.take().committed_next < 20 {
         tokio::time::timeout(DEADLINE, progress.changed()).await.expect("committed");
@@ -683,7 +684,7 @@ async fn rows_of_an_older_schema_are_cast_or_set_aside() {
     assert_eq!(rows.iter().map(RecordBatch::num_rows).sum::<usize>(), 2);
     assert_eq!(rows[0]["n"].as_primitive::<Int64Type>().values().to_vec(), [7, 8]);
     assert_eq!(rows[0]["new"].null_count(), 2);
-    assert_eq!(table.watermark(&s).await.expect("read"), 4, "the mark passes");
+    assert_eq!(table.watermark(&s).await.expect("read").next, 4, "the mark passes");
     let rejected = Reader(root.path().join("main/default/t__rejected")).all();
     assert_eq!(rejected[0]["reason"].as_string::<i32>().value(1), "schema_changed");
     assert_eq!(rejected[0]["record"].as_string::<i32>().value(1), "{\"gone\":\"b\"}");
@@ -701,10 +702,10 @@ async fn a_run_without_rows_advances_its_stream() {
     let table = pod.create(numbers(), &[]).await;
     let mut refused = run(&stream("s"), 1, 0, 2);
     let reason = Reason { code: "not_json", column: None, message: String::new() };
-    refused.refused = (0..2).map(|offset| Refusal { offset, reason: reason.clone() }).collect();
+    refused.refused = (0..2).map(|offset| Refusal { offset, reason: reason.clone(), raw: None }).collect();
     pod.offer(&table, batch(&table, vec![refused])).await;
     pod.drain().await;
-    assert_eq!(table.watermark(&stream("s")).await.expect("read"), 2);
+    assert_eq!(table.watermark(&stream("s")).await.expect("read").next, 2);
     assert!(pod.reader().all().is_empty());
     pod.stop().await;
 }
@@ -787,7 +788,7 @@ async fn rows_that_no_partition_takes_are_set_aside_and_hold_up_nobody() {
     ];
     let mut with_refused = run(&stream("s"), 1, 0, 7);
     let reason = Reason { code: "not_json", column: None, message: String::new() };
-    with_refused.refused = vec![Refusal { offset: 5, reason }];
+    with_refused.refused = vec![Refusal { offset: 5, reason, raw: None }];
     let runs = vec![with_refused, run(&stream("r"), 1, 0, 1)];
     pod.offer(&table, batch_of(&table, runs, columns)).await;
     pod.drain().await;
@@ -798,7 +799,7 @@ async fn rows_that_no_partition_takes_are_set_aside_and_hold_up_nobody() {
     };
     assert_eq!(numbers(&pod.reader().all()), BTreeSet::from([0, 2]));
     assert_eq!(pod.tables.describe(&name()).await.expect("described")["rows"], 3, "`r` 0 too");
-    assert_eq!(table.watermark(&stream("s")).await.expect("read"), 7);
+    assert_eq!(table.watermark(&stream("s")).await.expect("read").next, 7);
     let rejected = Reader(root.path().join("main/default/t__rejected")).all();
     assert_eq!(numbers(&rejected), BTreeSet::from([1, 3, 4, 6]));
     assert_eq!(rejected[0]["reason"].as_string::<i32>().value(3), "bad_partition_value");

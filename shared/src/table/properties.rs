@@ -12,8 +12,12 @@ use crate::error::Error;
 
 /// Whether `_stream`, `_offset` and `_ingested_at` are added.
 pub(super) const SYSTEM_COLUMNS: &str = "sluice.system_columns";
+/// What becomes of records that do not fit.
+pub const ON_INVALID: &str = "sluice.on_invalid";
+/// They are kept in `<table>__rejected`.
+pub const QUARANTINE: &str = "quarantine";
 /// All properties of our own.
-const OWN_PROPERTIES: [&str; 1] = [SYSTEM_COLUMNS];
+const OWN_PROPERTIES: [&str; 2] = [SYSTEM_COLUMNS, ON_INVALID];
 /// Delta's own switches begin so, besides those in `KINDS`. Some readers cannot open a table at all where one is
 /// neither true nor false.
 const DELTA_SWITCHES: &str = "delta.enable";
@@ -35,8 +39,9 @@ enum Kind {
     OneOf(&'static [&'static str]),
 }
 
-const KINDS: [(&str, Kind); 20] = [
+const KINDS: [(&str, Kind); 21] = [
     (SYSTEM_COLUMNS, Kind::Switch),
+    (ON_INVALID, Kind::OneOf(&["refuse", QUARANTINE])),
     ("delta.appendOnly", Kind::Switch),
     ("delta.autoOptimize.autoCompact", Kind::Switch),
     ("delta.autoOptimize.optimizeWrite", Kind::Switch),

@@ -47,9 +47,10 @@ pub(crate) struct Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rejected { column, message, .. } = &self.rejected;
+        let Rejected { column, message, quarantined, .. } = &self.rejected;
         let column = column.as_ref().map_or_else(String::new, |column| format!(", column {column}"));
-        write!(f, "rejected: {}{column}: {message}", self.place)
+        let kept = if *quarantined { "; it is in the table's __rejected" } else { "" };
+        write!(f, "rejected: {}{column}: {message}{kept}", self.place)
     }
 }
 

@@ -9,8 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use sluice_client::{Client, Error};
 use sluice_loadtest::cluster::Process;
 use sluice_loadtest::table::read_versions;
+use sluice_shared::error::ErrorKind;
+use sluice_shared::frame::Encoding;
 use tempfile::TempDir;
 
 const RECORDS: u64 = 5000;
@@ -22,6 +25,7 @@ const SEED: u64 = 7;
 struct Up {
     process: Option<Process>,
     address: SocketAddr,
+    websocket: String,
     dir: TempDir,
 }
 
@@ -33,7 +37,12 @@ impl Up {
         let (process, line) = Process::start("sluice", command, "quic://", dir.path()).expect("starts");
         let address = line.split_once("quic://").and_then(|(_, rest)| rest.split(' ').next());
         let address = address.and_then(|address| address.parse().ok()).expect("an address");
-        Self { process: Some(process), address, dir }
+        // Said a line before.
+        let said = fs::read_to_string(dir.path().join("sluice.log")).expect("a log");
+        let websocket =
+            said.split_whitespace().find_map(|word| word.strip_prefix("ws://")?.split('/').next());
+        let websocket = websocket.map(|address| format!("ws://{address}"));
+        Self { process: Some(process), address, websocket: websocket.expect("an address"), dir }
     }
 
     fn certificate(&self) -> PathBuf {
@@ -138,4 +147,43 @@ fn a_certificate_is_trusted_on_request_alone() {
     let (status, said) = up.send(up.address, &["--ca", "/nowhere.crt"]);
     assert_eq!(status, Some(2), "{said}");
     assert!(said.contains("/nowhere.crt"), "{said}");
+}
+
+fn is_fenced(error: &Error) -> bool {
+    matches!(error, Error::Gateway(error) if error.kind == ErrorKind::Fenced)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_named_stream_is_one_stream_whichever_way_its_producers_come() {
+    let up = Up::start();
+    let quic = Client::connect(&format!("quic://{}", up.address)).await.expect("connects");
+    let quic = quic.ca_certificate(up.certificate()).expect("a certificate");
+    let websocket = Client::connect(&up.websocket).await.expect("connects");
+    let record = |id: u64| serde_json::json!({ "id": id });
+    let mut older = websocket.stream("t").name("one").encoding(Encoding::Json).open().await.expect("opens");
+    for id in 0..3 {
+        older.send_json(&record(id)).await.expect("sends");
+    }
+    older.durable().await.expect("durable");
+    let mut newer = quic.stream("t").name("one").encoding(Encoding::Json).open().await.expect("opens");
+    assert_eq!(newer.next_offset(), 3);
+    newer.send_json(&record(3)).await.expect("sends");
+    newer.durable().await.expect("durable");
+    let error = match older.send_json(&record(99)).await {
+        Ok(_) => older.durable().await.expect_err("fenced"),
+        Err(error) => error,
+    };
+    assert!(is_fenced(&error), "{error:?}");
+    // And back again.
+    let back = websocket.stream("t").name("one").encoding(Encoding::Json).open().await.expect("opens");
+    assert_eq!(back.next_offset(), 4);
+    let error = newer.finish().await.expect_err("fenced");
+    assert!(is_fenced(&error), "{error:?}");
+    back.finish().await.expect("finishes");
+    let mut up = up;
+    up.process.take().expect("runs").terminate().expect("drains");
+    let versions = read_versions(&up.dir.path().join("data/tables/main/default/t")).expect("a table");
+    let runs = versions.last().expect("a version").files.iter().flat_map(|file| &file.runs);
+    let offsets: Vec<u64> = runs.flat_map(|run| run.rows.iter().map(|row| row.offset)).collect();
+    assert_eq!(offsets, [0, 1, 2, 3]);
 }

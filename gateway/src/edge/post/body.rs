@@ -24,7 +24,7 @@ const LINGER: Duration = Duration::from_secs(2);
 const LINGER_IDLE: Duration = Duration::from_millis(250);
 
 /// A body that is being read.
-pub(super) struct Body {
+pub(in crate::edge) struct Body {
     chunks: BodyDataStream,
     coding: Coding,
     /// Of the last chunk, what is not decompressed.
@@ -37,7 +37,7 @@ pub(super) struct Body {
 
 impl Body {
     /// `timeout`: how long it may bring nothing while it is read.
-    pub(super) fn new(body: AnyBody, coding: Coding, timeout: Duration) -> Self {
+    pub(in crate::edge) fn new(body: AnyBody, coding: Coding, timeout: Duration) -> Self {
         let chunks = body.into_data_stream();
         Self { chunks, coding, chunk: Bytes::new(), ended: false, timeout, due: None }
     }
@@ -46,7 +46,7 @@ impl Body {
     ///
     /// # Errors
     /// `Invalid`: it is cut off, does not come, or is not compressed as it says.
-    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+    pub(in crate::edge) async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
             let piece = self.coding.step(&mut self.chunk)?;
             if !piece.is_empty() {
@@ -74,12 +74,12 @@ impl Body {
     }
 
     /// It is not read for a while: the producer is not to blame.
-    pub(super) fn pause(&mut self) {
+    pub(in crate::edge) fn pause(&mut self) {
         self.due = None;
     }
 
     /// What has not been read.
-    pub(super) fn into_rest(self) -> Rest {
+    pub(in crate::edge) fn into_rest(self) -> Rest {
         Rest((!self.ended).then_some(self.chunks))
     }
 }
@@ -89,17 +89,17 @@ fn cut_off(why: &str) -> Error {
 }
 
 /// What has not been read of a body.
-pub(super) struct Rest(Option<BodyDataStream>);
+pub(in crate::edge) struct Rest(Option<BodyDataStream>);
 
 impl Rest {
     /// Of a body that was not touched.
-    pub(super) fn all(body: AnyBody) -> Self {
+    pub(in crate::edge) fn all(body: AnyBody) -> Self {
         let is_empty = hyper::body::Body::is_end_stream(&body);
         Self((!is_empty).then(|| body.into_data_stream()))
     }
 
     /// Sends the answer at once, and throws the rest away behind it.
-    pub(super) fn behind(self, response: Response) -> Response {
+    pub(in crate::edge) fn behind(self, response: Response) -> Response {
         let Some(rest) = self.0 else { return response };
         response.map(|answer| {
             let thrown_away =

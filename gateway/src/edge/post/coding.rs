@@ -16,10 +16,10 @@ const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 /// 32 KiB, the largest window that gzip has.
 const GZIP_WINDOW_BITS: u8 = 15;
 /// The names, for advice and for `Accept-Encoding`.
-pub(super) const KNOWN: &str = "gzip, zstd";
+pub(in crate::edge) const KNOWN: &str = "gzip, zstd";
 
 /// How a body is compressed, and how far it is read.
-pub(super) enum Coding {
+pub(in crate::edge) enum Coding {
     /// Not at all.
     Identity,
     /// Gzip, of one member or more.
@@ -40,7 +40,7 @@ pub(super) enum Coding {
 
 impl Coding {
     /// The coding that a header names; None where it is not known.
-    pub(super) fn named(name: &str) -> Option<Result<Self, Error>> {
+    pub(in crate::edge) fn named(name: &str) -> Option<Result<Self, Error>> {
         match name.trim().to_ascii_lowercase().as_str() {
             "" | "identity" => Some(Ok(Self::Identity)),
             "gzip" | "x-gzip" => Some(Ok(Self::Gzip { member: Box::new(new_member()), whole: true })),
@@ -53,7 +53,7 @@ impl Coding {
     ///
     /// # Errors
     /// `Invalid`: the body is not so compressed.
-    pub(super) fn step(&mut self, input: &mut Bytes) -> Result<Bytes, Error> {
+    pub(in crate::edge) fn step(&mut self, input: &mut Bytes) -> Result<Bytes, Error> {
         match self {
             Self::Identity => Ok(std::mem::take(input)),
             Self::Gzip { member, whole } => gzip_step(member, whole, input),
@@ -62,7 +62,7 @@ impl Coding {
     }
 
     /// Whether the body may end here.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(in crate::edge) fn is_whole(&self) -> bool {
         match self {
             Self::Identity => true,
             Self::Gzip { whole, .. } | Self::Zstd { whole, .. } => *whole,

@@ -105,6 +105,11 @@ impl Ready {
         self.frames.pop_front()
     }
 
+    /// Bytes that a record, and a frame that is taken whole, may have.
+    pub(super) fn record_bytes_max(&self) -> usize {
+        self.record_bytes_max
+    }
+
     /// How many records were ever cut: the offset of the next one.
     pub(super) fn records(&self) -> u64 {
         self.records
@@ -115,7 +120,8 @@ impl Ready {
         self.record_bytes_max.min(FRAME_BYTES)
     }
 
-    fn push(&mut self, count: u32, payload: Bytes) {
+    /// Takes a whole frame.
+    pub(super) fn push(&mut self, count: u32, payload: Bytes) {
         if count > 0 {
             self.records += u64::from(count);
             self.frames.push_back(Records { first_offset: None, count, payload });

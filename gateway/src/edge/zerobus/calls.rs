@@ -6,12 +6,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use sluice_shared::error::Error;
-use sluice_shared::frame::{FinishWhen, Rejected};
+use sluice_shared::error::{Error, ErrorKind};
+use sluice_shared::frame::FinishWhen;
 use sluice_shared::ids::{OffsetRange, TableName};
 use tokio::sync::mpsc;
 use tonic::metadata::MetadataMap;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use crate::app::App;
 use crate::session::{self, Ended, Input};
@@ -20,6 +20,9 @@ use crate::session::{self, Ended, Input};
 const TABLE_HEADER: &str = "x-databricks-zerobus-table-name";
 /// After a failure that may pass clients reconnect at once, some 800 times a second: they are told this much later.
 const TARPIT: Duration = Duration::from_secs(1);
+
+/// Code of a request that leaves some out.
+const OFFSET_BEYOND_END: &str = "offset_beyond_end";
 
 pub(super) fn table_header(headers: &MetadataMap) -> Result<Option<TableName>, Error> {
     let Some(value) = headers.get(TABLE_HEADER) else { return Ok(None) };
@@ -30,7 +33,12 @@ pub(super) fn table_header(headers: &MetadataMap) -> Result<Option<TableName>, E
 }
 
 pub(super) fn status(error: &Error) -> Status {
-    let code = Status::from(error.clone()).code();
+    let code = match error.kind {
+        // Clients open a stream again after any other code: two of them would fence each other for ever.
+        ErrorKind::Fenced => Code::InvalidArgument,
+        _ if error.code == OFFSET_BEYOND_END => Code::OutOfRange,
+        _ => Status::from(error.clone()).code(),
+    };
     let mut message = error.message.clone();
     if let Some(column) = &error.column {
         message = format!("column {column}: {message}");
@@ -47,8 +55,6 @@ pub(super) struct Call<Q, A> {
     pub(super) opened: bool,
     /// The client has half-closed.
     finished: bool,
-    /// Why the stream has to end: a record that was refused.
-    refused: Option<Error>,
     /// What a client is to do about a message that is too large.
     advice: &'static str,
 }
@@ -61,7 +67,7 @@ impl<Q: Send + 'static, A: Send> Call<Q, A> {
     ) -> Self {
         let answers = Answers { sender: answers, waiting: VecDeque::new() };
         let sent = Requests::default();
-        Self { requests, answers, sent, opened: false, finished: false, refused: None, advice }
+        Self { requests, answers, sent, opened: false, finished: false, advice }
     }
 
     /// The first request. None where it does not come in time.
@@ -80,9 +86,6 @@ impl<Q: Send + 'static, A: Send> Call<Q, A> {
 
     /// The next request, or what the session is to know instead. May be dropped at any time.
     pub(super) async fn next(&mut self, read: bool) -> Result<Q, Input> {
-        if let Some(error) = self.refused.take() {
-            return Err(Input::Refused(error));
-        }
         let reading = read && !self.finished;
         let request = tokio::select! {
             biased; // what was told leaves first: acks let the client go on
@@ -97,7 +100,7 @@ impl<Q: Send + 'static, A: Send> Call<Q, A> {
                 self.finished = true;
                 Err(Input::Finish(FinishWhen::Durable))
             }
-            Err(error) if error.code() == tonic::Code::OutOfRange => {
+            Err(error) if error.code() == Code::OutOfRange => {
                 let message = format!("{}: {}", error.message(), self.advice);
                 Err(Input::Refused(Error::invalid("record_too_large", message)))
             }
@@ -105,14 +108,10 @@ impl<Q: Send + 'static, A: Send> Call<Q, A> {
         }
     }
 
-    /// A record was refused: the stream has to end.
-    pub(super) fn refuse(&mut self, rejected: &Rejected) {
-        self.refused = self.sent.refuse(rejected).or(self.refused.take());
-    }
-
     /// Ends the call as the session did.
     pub(super) async fn close(self, ended: Ended, app: &App) {
         let Ended::Failed(error) = ended else { return };
+        let error = self.sent.placed(error);
         tracing::info!(code = error.code, %error, "zerobus stream refused");
         app.metrics.error(&error);
         if self.opened && error.retryable {
@@ -178,8 +177,14 @@ pub(super) struct Requests {
     /// One more than the offset of the last record.
     records_end: u64,
     pub(super) durable_next: u64,
-    /// The first refused record: neither its request nor a later one is ever acked.
-    refused_at: Option<u64>,
+}
+
+/// Where a request stands in its stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Next,
+    /// It was sent before.
+    Duplicate,
 }
 
 /// A request that was received.
@@ -190,22 +195,31 @@ pub(super) struct Sent {
 }
 
 impl Requests {
-    /// Takes a request of `records` records.
+    /// The stream has `requests` requests, whose records end before `next_offset`.
+    pub(super) fn begin(&mut self, requests: u64, next_offset: u64) {
+        self.next = i64::try_from(requests).unwrap_or(i64::MAX);
+        (self.records_end, self.durable_next) = (next_offset, next_offset);
+    }
+
+    /// Takes a request of `records` records. With `again` one that was sent before is no error.
     ///
     /// # Errors
     /// An offset that is not the next one.
-    pub(super) fn push(&mut self, offset: Option<i64>, records: u32) -> Result<(), Error> {
+    pub(super) fn push(&mut self, offset: Option<i64>, records: u32, again: bool) -> Result<Place, Error> {
         let expected = self.next;
         let got = offset.ok_or_else(|| Error::invalid("missing_offset", "a request without `offset_id`"))?;
+        if again && (0..expected).contains(&got) {
+            return Ok(Place::Duplicate);
+        }
         if got != expected {
             let message = format!("Non-incremental offset: expected {expected}, actual {got}");
-            return Err(Error::invalid("offset_gap", message));
+            return Err(Error::invalid(if again { OFFSET_BEYOND_END } else { "offset_gap" }, message));
         }
         self.next += 1;
         let start = self.records_end;
         self.records_end += u64::from(records);
         self.open.push_back(Sent { offset: got, records: OffsetRange { start, end: self.records_end } });
-        Ok(())
+        Ok(Place::Next)
     }
 
     /// The last request that is newly covered, when all records before `next` are durable.
@@ -219,23 +233,22 @@ impl Requests {
         last
     }
 
-    /// A record was refused: what the stream has to end with, unless an earlier one was.
-    fn refuse(&mut self, rejected: &Rejected) -> Option<Error> {
-        if self.refused_at.is_some_and(|first| first <= rejected.offset) {
-            return None;
+    /// An error of a record says where the client has it.
+    fn placed(&self, mut error: Error) -> Error {
+        if let Some(record) = error.offset {
+            let (request, record) = match self.request_of(record) {
+                Some((request, record)) => (format!("request {request}, "), record),
+                None => (String::new(), record),
+            };
+            let column = error.column.take().map(|column| format!(", column {column}")).unwrap_or_default();
+            error.message = format!("{request}record {record}{column}: {}", error.message);
         }
-        self.refused_at = Some(rejected.offset);
-        let place = match self.request_of(rejected.offset) {
-            Some((request, record)) => format!("request {request}, record {record}"),
-            None => format!("record {}", rejected.offset),
-        };
-        let column = rejected.column.as_ref().map(|column| format!(", column {column}")).unwrap_or_default();
-        Some(Error::invalid(&rejected.code, format!("{place}{column}: {}", rejected.message)))
+        error
     }
 
-    /// How many records are durable, those from a refused one on excepted.
+    /// How many records are durable.
     pub(super) fn covered(&self) -> u64 {
-        self.refused_at.map_or(self.durable_next, |refused| refused.min(self.durable_next))
+        self.durable_next
     }
 
     /// The request that holds a record, and the record's place in it.
@@ -253,7 +266,7 @@ mod tests {
     fn requests(records: &[u32]) -> Requests {
         let mut requests = Requests::default();
         for (offset, records) in records.iter().enumerate() {
-            requests.push(Some(offset as i64), *records).expect("in order");
+            requests.push(Some(offset as i64), *records, false).expect("in order");
         }
         requests
     }
@@ -269,20 +282,30 @@ mod tests {
     }
 
     #[test]
-    fn neither_the_request_of_a_refused_record_nor_a_later_one_is_acked() {
-        let mut requests = requests(&[1, 3, 2]);
-        requests.refused_at = Some(2);
-        assert_eq!(requests.request_of(2), Some((1, 1)));
-        assert_eq!(requests.durable(6), Some(0));
-        assert_eq!(requests.durable(6), None);
+    fn an_error_names_request_and_record() {
+        let error = Error::invalid("wrong_type", "expected a number").at_offset(2).at_column("n".to_owned());
+        let placed = requests(&[1, 3, 2]).placed(error);
+        assert_eq!(placed.message, "request 1, record 1, column n: expected a number");
+    }
+
+    #[test]
+    fn a_stream_that_goes_on_counts_from_where_it_was() {
+        let mut requests = Requests::default();
+        requests.begin(4, 100);
+        assert_eq!(requests.push(Some(3), 9, true), Ok(Place::Duplicate));
+        assert_eq!(requests.push(Some(4), 2, true), Ok(Place::Next));
+        assert_eq!(requests.push(Some(4), 2, true), Ok(Place::Duplicate));
+        assert_eq!(requests.push(Some(6), 1, true).expect_err("gap").code, OFFSET_BEYOND_END);
+        assert_eq!(requests.durable(101), None);
+        assert_eq!(requests.durable(102), Some(4));
     }
 
     #[test]
     fn offsets_are_every_number_once() {
         let mut requests = requests(&[1, 1]);
-        assert_eq!(requests.push(Some(1), 1).expect_err("again").code, "offset_gap");
-        assert_eq!(requests.push(Some(3), 1).expect_err("gap").code, "offset_gap");
-        assert_eq!(requests.push(None, 1).expect_err("none").code, "missing_offset");
-        requests.push(Some(2), 1).expect("the next one");
+        assert_eq!(requests.push(Some(1), 1, false).expect_err("again").code, "offset_gap");
+        assert_eq!(requests.push(Some(3), 1, false).expect_err("gap").code, "offset_gap");
+        assert_eq!(requests.push(None, 1, false).expect_err("none").code, "missing_offset");
+        requests.push(Some(2), 1, false).expect("the next one");
     }
 }

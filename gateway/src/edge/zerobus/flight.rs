@@ -13,8 +13,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::Deserialize;
 use serde_json::json;
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, GatewayFrame, UnknownFields};
-use sluice_shared::ids::{SessionId, StreamId, TableName};
+use sluice_shared::frame::{Encoding, GatewayFrame};
+use sluice_shared::ids::TableName;
 use sluice_shared::proto::flight::flight_service_server::{FlightService, FlightServiceServer};
 use sluice_shared::proto::flight::{FlightData, PutResult};
 use tokio::sync::mpsc;
@@ -107,20 +107,8 @@ impl FlightEdge {
         let mut schema = BytesMut::new();
         put_message(&mut schema, &first.data_header, &[]);
         self.schema = schema.freeze();
-        Ok(OpenTerms {
-            table,
-            name: None,
-            stream: Some(StreamId::ephemeral()),
-            session: Some(SessionId(1)),
-            resume_at: None,
-            stream_end: 0,
-            encoding: Encoding::Arrow,
-            unknown: UnknownFields::Refuse,
-            schema: self.schema.clone(),
-            schema_id: None,
-            rate_bytes_per_s: None,
-            last_pod: None,
-        })
+        let terms = OpenTerms::ephemeral(table, Encoding::Arrow);
+        Ok(OpenTerms { schema: self.schema.clone(), whole_requests: true, ..terms })
     }
 
     /// Takes a message. None where it brings no rows.
@@ -136,7 +124,7 @@ impl FlightEdge {
                 return Err(Error::invalid("invalid_arrow", what));
             }
         };
-        self.call.sent.push(Some(metadata.offset_id), rows)?;
+        self.call.sent.push(Some(metadata.offset_id), rows, false)?;
         if rows == 0 {
             self.ack(self.call.sent.durable_next);
             return Ok(None);
@@ -202,10 +190,9 @@ impl Edge for FlightEdge {
                     self.ack(durable + 1);
                 }
             }
-            GatewayFrame::Rejected(rejected) => self.call.refuse(rejected),
             GatewayFrame::Move(moving) => self.tell_acked(Some(moving.after_ms)),
-            // How the session ended is told by `close`.
-            GatewayFrame::Error(_) => {}
+            // A table that keeps refused records keeps this one. How the session ended is told by `close`.
+            GatewayFrame::Rejected(_) | GatewayFrame::Error(_) => {}
         }
     }
 }

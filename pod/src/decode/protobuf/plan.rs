@@ -29,12 +29,12 @@ use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto};
 use sluice_shared::error::Error;
 use sluice_shared::frame::UnknownFields;
+use sluice_shared::protobuf::{NUMBER_MAX, WireType};
 use sluice_shared::table::types;
 
 use super::super::conform::null_bytes;
 use super::super::fault::{below, cut, mismatch, unknown_field};
 use super::descriptor::{Holds, Named, Types, invalid, is_repeated, type_text};
-use super::wire::{NUMBER_MAX, WireType};
 
 /// Most fields in a plan: a message may be part of many others, each time anew.
 const FIELDS_PLANNED_MAX: usize = 100_000;

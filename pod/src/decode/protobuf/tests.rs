@@ -1,8 +1,8 @@
 //! Messages of the wire against the rows that they become.
 //!
 //! *Owns*: the cases of `protobuf`, its equivalence with JSON, bytes that are no messages.
-//! *Does not own*: the wire's own cases (`wire`). Messages are written by hand or by `prost-reflect`, descriptors compiled
-//! by `protox`: neither shares code with the decoder.
+//! *Does not own*: the wire's own cases (`sluice_shared::protobuf`). Messages are written by hand or by `prost-reflect`,
+//! descriptors compiled by `protox`: neither shares code with the decoder.
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{Field, Schema};

@@ -8,11 +8,12 @@
 
 use std::io::Write as _;
 
+use sluice_shared::protobuf::{Reader, WireType};
+
 use super::super::column::{Bytes, Column, Values};
 use super::super::fault::Fault;
 use super::super::plain::{append_integer, append_text, append_utf8, utf8};
 use super::plan::{Integer, Kind, Scalar};
-use super::wire::{Reader, WireType};
 
 /// A varint, a length or a number of zero.
 const ZEROS: [u8; 8] = [0; 8];

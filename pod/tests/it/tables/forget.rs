@@ -81,6 +81,7 @@ impl Life {
             table: self.table.clone(),
             encoding: Encoding::Json,
             unknown: UnknownFields::Refuse,
+            whole_requests: false,
             described: None,
         };
         self.registry.open(opening, RECORDS, RECORDS, 1 << 20).expect("opened")

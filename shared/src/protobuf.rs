@@ -1,31 +1,53 @@
 //! The wire of protobuf: varints, fixed words, lengths, and what is to be skipped.
 //!
-//! *Owns*: reading bytes of one record, and refusing those that are no message.
-//! *Does not own*: which field means what (`plan`), values (`value`).
+//! *Owns*: reading bytes of one message, and refusing those that are none. A core.
+//! *Does not own*: which field means what: the pod's decoder of records has a plan, the gateway's OTLP edge knows.
 //!
 //! As the encoding guide of protobuf.dev has it. A varint has at most 64 bits in ten bytes; field numbers begin at 1.
 
-use super::super::fault::Fault;
-use crate::table::batch::ReasonCode;
+use crate::error::Error;
 
 /// Deepest nesting of groups that are skipped.
 const GROUP_DEPTH_MAX: usize = 64;
 /// Largest field number.
-pub(super) const NUMBER_MAX: u32 = (1 << 29) - 1;
+pub const NUMBER_MAX: u32 = (1 << 29) - 1;
+
+/// Bytes that are no message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a protobuf message: at byte {at}: {why}")]
+pub struct Malformed {
+    /// Where, from the record's first byte.
+    pub at: usize,
+    /// What is wrong there.
+    pub why: String,
+}
+
+impl From<Malformed> for Error {
+    fn from(malformed: Malformed) -> Self {
+        Self::invalid("malformed_protobuf", malformed.to_string())
+    }
+}
 
 /// How a value lies on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WireType {
+pub enum WireType {
+    /// Seven bits a byte, the lowest first.
     Varint,
+    /// Eight bytes.
     Fixed64,
+    /// A length, then as many bytes.
     Delimited,
+    /// Begins a group.
     GroupStart,
+    /// Ends it.
     GroupEnd,
+    /// Four bytes.
     Fixed32,
 }
 
 impl WireType {
-    pub(super) fn name(self) -> &'static str {
+    /// In words.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Varint => "a varint",
             Self::Fixed64 => "eight bytes",
@@ -38,34 +60,42 @@ impl WireType {
 
 /// A field's number, and how its value lies there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Tag {
-    pub(super) number: u32,
-    pub(super) wire: WireType,
+pub struct Tag {
+    /// The field's number.
+    pub number: u32,
+    /// How its value lies there.
+    pub wire: WireType,
 }
 
 /// A place in a record. A nested message has a reader of its own, over the same bytes as far as its end.
-#[derive(Debug)]
-pub(super) struct Reader<'a> {
+#[derive(Debug, Clone)]
+pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(record: &'a [u8]) -> Self {
+    /// At the start of a record.
+    pub fn new(record: &'a [u8]) -> Self {
         Self { bytes: record, at: 0 }
     }
 
-    pub(super) fn is_done(&self) -> bool {
+    /// Whether nothing is left.
+    pub fn is_done(&self) -> bool {
         self.at == self.bytes.len()
     }
 
     /// Bytes that are left.
-    pub(super) fn left(&self) -> usize {
+    pub fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
+    /// The next field's number and kind.
+    ///
+    /// # Errors
+    /// The bytes are no message.
     #[inline]
-    pub(super) fn tag(&mut self) -> Result<Tag, Fault> {
+    pub fn tag(&mut self) -> Result<Tag, Malformed> {
         let start = self.at;
         let word = self.varint()?;
         let wire = match word & 7 {
@@ -83,8 +113,12 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// A number of up to 64 bits.
+    ///
+    /// # Errors
+    /// The bytes are no message.
     #[inline]
-    pub(super) fn varint(&mut self) -> Result<u64, Fault> {
+    pub fn varint(&mut self) -> Result<u64, Malformed> {
         match self.bytes[self.at..] {
             [byte, ..] if byte < 0x80 => {
                 self.at += 1;
@@ -98,7 +132,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn long_varint(&mut self) -> Result<u64, Fault> {
+    fn long_varint(&mut self) -> Result<u64, Malformed> {
         let (start, mut value) = (self.at, 0_u64);
         for (place, byte) in self.bytes[start..].iter().take(10).enumerate() {
             if place == 9 && *byte > 1 {
@@ -118,18 +152,26 @@ impl<'a> Reader<'a> {
         Err(malformed(start, why))
     }
 
+    /// A number of 32 bits.
+    ///
+    /// # Errors
+    /// The bytes are no message.
     #[inline]
-    pub(super) fn fixed32(&mut self) -> Result<[u8; 4], Fault> {
+    pub fn fixed32(&mut self) -> Result<[u8; 4], Malformed> {
+        self.fixed()
+    }
+
+    /// A number of 64 bits.
+    ///
+    /// # Errors
+    /// The bytes are no message.
+    #[inline]
+    pub fn fixed64(&mut self) -> Result<[u8; 8], Malformed> {
         self.fixed()
     }
 
     #[inline]
-    pub(super) fn fixed64(&mut self) -> Result<[u8; 8], Fault> {
-        self.fixed()
-    }
-
-    #[inline]
-    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let Some(word) = self.bytes[self.at..].first_chunk::<N>() else {
             return Err(malformed(self.at, &format!("the record ends within {N} bytes of a number")));
         };
@@ -138,8 +180,11 @@ impl<'a> Reader<'a> {
     }
 
     /// A length, then as many bytes.
+    ///
+    /// # Errors
+    /// The bytes are no message.
     #[inline]
-    pub(super) fn delimited(&mut self) -> Result<&'a [u8], Fault> {
+    pub fn delimited(&mut self) -> Result<&'a [u8], Malformed> {
         let end = self.end_of_delimited()?;
         let value = &self.bytes[self.at..end];
         self.at = end;
@@ -147,8 +192,11 @@ impl<'a> Reader<'a> {
     }
 
     /// As `delimited`, to be read on.
+    ///
+    /// # Errors
+    /// The bytes are no message.
     #[inline]
-    pub(super) fn nested(&mut self) -> Result<Self, Fault> {
+    pub fn nested(&mut self) -> Result<Self, Malformed> {
         let end = self.end_of_delimited()?;
         let nested = Self { bytes: &self.bytes[..end], at: self.at };
         self.at = end;
@@ -156,7 +204,7 @@ impl<'a> Reader<'a> {
     }
 
     #[inline]
-    fn end_of_delimited(&mut self) -> Result<usize, Fault> {
+    fn end_of_delimited(&mut self) -> Result<usize, Malformed> {
         let start = self.at;
         let length = self.varint()?;
         match usize::try_from(length) {
@@ -169,7 +217,10 @@ impl<'a> Reader<'a> {
     }
 
     /// Skips the value of a field that nobody wants.
-    pub(super) fn skip(&mut self, tag: Tag) -> Result<(), Fault> {
+    ///
+    /// # Errors
+    /// The bytes are no message.
+    pub fn skip(&mut self, tag: Tag) -> Result<(), Malformed> {
         match tag.wire {
             WireType::Varint => self.varint().map(drop),
             WireType::Fixed64 => self.fixed64().map(drop),
@@ -180,7 +231,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn skip_group(&mut self, number: u32) -> Result<(), Fault> {
+    fn skip_group(&mut self, number: u32) -> Result<(), Malformed> {
         let mut open = vec![number];
         while let Some(innermost) = open.last() {
             if self.is_done() {
@@ -200,13 +251,13 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn unopened(&self, number: u32) -> Fault {
+    fn unopened(&self, number: u32) -> Malformed {
         malformed(self.at, &format!("the end of group {number}, which is not open"))
     }
 }
 
 #[cold]
-fn bad_tag(at: usize, word: u64) -> Fault {
+fn bad_tag(at: usize, word: u64) -> Malformed {
     let (number, wire) = (word >> 3, word & 7);
     let why =
         format!("field number {number} is out of the range 1 to 2^29-1, or there is no wire type {wire}");
@@ -214,22 +265,22 @@ fn bad_tag(at: usize, word: u64) -> Fault {
 }
 
 #[cold]
-fn malformed(at: usize, why: &str) -> Fault {
-    Fault::new(ReasonCode::NotProtobuf, format!("not a protobuf message: at byte {at}: {why}"))
+fn malformed(at: usize, why: &str) -> Malformed {
+    Malformed { at, why: why.to_owned() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn code(bytes: &[u8], read: impl FnOnce(&mut Reader<'_>) -> Result<(), Fault>) -> Option<String> {
+    fn code(bytes: &[u8], read: impl FnOnce(&mut Reader<'_>) -> Result<(), Malformed>) -> Option<String> {
         let mut reader = Reader::new(bytes);
         match read(&mut reader) {
             Ok(()) => {
                 assert!(reader.is_done(), "{bytes:?}");
                 None
             }
-            Err(fault) => Some(fault.into_reason().message),
+            Err(fault) => Some(fault.to_string()),
         }
     }
 
