@@ -4,10 +4,13 @@ VENV    := target/venv
 PYTHON  := $(VENV)/bin/python
 READY   := $(VENV)/.ready
 CONFORMANCE := target/conformance
+# Other versions of the Zerobus client, each in a venv of its own.
+OLD_SDKS := 1.0.0 1.7.0
+RUST_SDK := deploy/conformance/rust-sdk
 FLIGHTS := target/flights/flights.parquet
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench quickstart-test conformance clean
+.PHONY: run test lint bench quickstart-test conformance conformance-short clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -19,7 +22,7 @@ test: lint $(FLIGHTS)
 	cargo build --workspace --bins
 	$(NEXTEST)
 	cargo test --workspace --doc --quiet
-	$(MAKE) quickstart-test conformance
+	$(MAKE) quickstart-test conformance-short
 
 # The flights end to end through the binary that was just built, judged by a reader that is not ours.
 quickstart-test: $(FLIGHTS)
@@ -27,9 +30,28 @@ quickstart-test: $(FLIGHTS)
 	rm -rf target/quickstart-data
 	deploy/quickstart/run.sh target/debug/sluice target/quickstart-data
 
-# Clients that are not ours, unchanged, against the binary that was just built.
-conformance: $(CONFORMANCE)/.ready
+# Clients that are not ours, unchanged, against the binary that was just built: what takes about a minute.
+conformance-short: $(CONFORMANCE)/.ready
+	cargo build --workspace --bins --examples
+	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_clients.py target/debug/sluice --short
+	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_secure.py target/debug/sluice --short
+	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_wire.py target/debug/sluice --short
+	$(CONFORMANCE)/bin/python deploy/conformance/quic_clients.py target/debug/sluice --short
+	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice --short
+	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice --short
+
+# All of them, older versions and the Rust client too, whose dependencies take some minutes to build.
+conformance: $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
+	cargo build --workspace --bins --examples
+	cargo build --manifest-path $(RUST_SDK)/Cargo.toml --locked --target-dir target/conformance-rust
 	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_clients.py target/debug/sluice
+	for sdk in $(OLD_SDKS); do \
+		$(CONFORMANCE)-$$sdk/bin/python deploy/conformance/zerobus_clients.py target/debug/sluice || exit 1; done
+	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_rust_sdk.py target/debug/sluice
+	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_secure.py target/debug/sluice
+	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_wire.py target/debug/sluice
+	$(CONFORMANCE)/bin/python deploy/conformance/quic_clients.py target/debug/sluice
+	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice
 
 lint:
@@ -47,9 +69,14 @@ $(READY): deploy/quickstart/requirements.txt
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-$(CONFORMANCE)/.ready: deploy/conformance/requirements.txt
-	python3 -m venv $(CONFORMANCE)
-	$(CONFORMANCE)/bin/pip install --quiet --disable-pip-version-check -r $<
+$(CONFORMANCE)/.ready: deploy/conformance/requirements.txt deploy/conformance/requirements-reader.txt
+	python3 -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+$(CONFORMANCE)-%/.ready: deploy/conformance/requirements-reader.txt
+	python3 -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< databricks-zerobus-ingest-sdk==$*
 	touch $@
 
 $(FLIGHTS): deploy/quickstart/flights.py $(READY)

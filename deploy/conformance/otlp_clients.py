@@ -1,6 +1,6 @@
 """OpenTelemetry's own exporters, unchanged, against Sluice: only the endpoint and the table are ours.
 
-    otlp_clients.py SLUICE_BINARY [TEST…]
+    otlp_clients.py SLUICE_BINARY [--short] [TEST…]
 
 Each case starts a gateway and a pod of its own on free ports, and reads the Delta tables back with `deltalake`.
 """
@@ -9,10 +9,8 @@ import json
 import logging
 import os
 import signal
-import sys
-import unittest
 
-import zerobus_clients as rig
+import harness
 from deltalake import DeltaTable
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.grpc import _log_exporter as grpc_logs
@@ -55,9 +53,9 @@ def exporter(transport, kind, address, table, compressed=False, timeout=30):
     return make(f"http://{address}/v1/{kind}", headers=headers, timeout=timeout, compression=compression)
 
 
-class Conformance(rig.Case):
+class Conformance(harness.Case):
     def rows(self, table):
-        table = DeltaTable(os.path.join(self.scratch.name, "tables", *table.split(".")))
+        table = DeltaTable(os.path.join(self.directory, "tables", *table.split(".")))
         rows = table.to_pyarrow_table().to_pylist()
         return sorted(rows, key=lambda row: (row["_stream"], row["_offset"]))
 
@@ -212,5 +210,4 @@ class Conformance(rig.Case):
 
 
 if __name__ == "__main__":
-    rig.SLUICE = sys.argv.pop(1)
-    unittest.main(verbosity=2)
+    harness.main(__doc__)

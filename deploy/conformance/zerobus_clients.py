@@ -1,41 +1,55 @@
-"""Databricks's Zerobus client, unchanged, against Sluice: only the endpoint is ours.
+"""Databricks's Zerobus clients, unchanged, against Sluice: only the endpoint is ours.
 
-    zerobus_clients.py SLUICE_BINARY [TEST…]
+    zerobus_clients.py SLUICE_BINARY [--short] [TEST…]
 
-Each case starts a gateway and a pod of its own on free ports, and reads the Delta table back with `deltalake`.
+Runs with any version of the SDK from 1.0.0 on: classes of cases that it has no API for are left out, and named.
 """
 
+import asyncio
+import contextlib
+import importlib.metadata
+import inspect
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
-import textwrap
+import threading
 import time
-import unittest
-import urllib.request
 
 # The client logs what the cases make go wrong on purpose.
 os.environ.setdefault("RUST_LOG", "off")
 
 import pyarrow as pa
-import trustme
-from deltalake import DeltaTable
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from harness import START_SECONDS, TABLE, WAIT_SECONDS, Case, main, only_in_full
+from zerobus.sdk import aio
 from zerobus.sdk.shared import (
+    AckCallback,
     HeadersProvider,
     NonRetriableException,
     RecordType,
     StreamConfigurationOptions,
     TableProperties,
+    ZerobusException,
 )
 from zerobus.sdk.sync import ZerobusSdk
 
-SLUICE = "target/debug/sluice"
-TABLE = "main.default.readings"
-START_SECONDS = 60
+VERSION = importlib.metadata.version("databricks-zerobus-ingest-sdk")
+HAS_ARROW = hasattr(ZerobusSdk, "create_arrow_stream")
+HAS_AVRO = hasattr(RecordType, "AVRO")
+HAS_SHARED_CONNECTIONS = "connection_per_stream" in inspect.signature(ZerobusSdk).parameters
+# What is raised where there is no use in trying again; the oldest one does not say so.
+REFUSED = ZerobusException if VERSION == "1.0.0" else NonRetriableException
+# To its callbacks the oldest one tells no failures: it prints them.
+TELLS_FAILURES = VERSION != "1.0.0"
+
+MIB = 1 << 20
+# What `client_id` and `client_secret` are to a stream with headers of its own.
+NO_OAUTH = {"client_id": "", "client_secret": ""}
+# A gateway that is down is looked for again until it is there.
+PATIENT = {"recovery_backoff_ms": 50, "recovery_retries": 1000}
 
 
 class Headers(HeadersProvider):
@@ -43,94 +57,55 @@ class Headers(HeadersProvider):
         return [("authorization", "Bearer any"), ("x-databricks-zerobus-table-name", TABLE)]
 
 
-class Process:
-    """A child, its output in a file, and the address that it printed."""
+class ArrowHeaders(HeadersProvider):
+    """Of Arrow streams: the client names the table itself."""
 
-    def __init__(self, name, directory, *args, environment=None):
-        self.log = os.path.join(directory, f"{name}.log")
-        self.file = open(self.log, "a")
-        at = self.file.tell()
-        environment = {**os.environ, **(environment or {})}
-        self.child = subprocess.Popen(
-            [SLUICE, *args], stdout=self.file, stderr=subprocess.STDOUT, env=environment
-        )
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            with open(self.log) as log:
-                log.seek(at)
-                said = log.read()
-            found = re.search(r"listens on (?:wss?://)?(127\.0\.0\.1:\d+)", said)
-            if found:
-                self.address = found[1]
-                return
-            if self.child.poll() is not None or time.monotonic() > deadline:
-                self.end(signal.SIGKILL)
-                raise AssertionError(f"{name} did not start:\n{said}")
-            time.sleep(0.02)
-
-    def end(self, how=signal.SIGTERM):
-        if self.child.poll() is None:
-            self.child.send_signal(how)
-        status = self.child.wait(timeout=START_SECONDS)
-        self.file.close()
-        return status
+    def get_headers(self):
+        return [("authorization", "Bearer any")]
 
 
-class Sluice:
-    def __init__(self, directory, auto_create=True, config=None, tls=None):
-        self.directory, self.auto_create, self.config, self.tls = directory, auto_create, config, tls
-        self.pod = self.start_pod("127.0.0.1:0")
-        self.gateway = self.start_gateway("127.0.0.1:0")
+class Acks(AckCallback):
+    def __init__(self):
+        super().__init__()
+        self.acked, self.failed = [], []
+        self.told = threading.Condition()
 
-    def start_pod(self, listen):
-        flags = ["--auto-create"] if self.auto_create else []
-        return Process("pod", self.directory, "pod", "--listen", listen, "--data", self.directory, *flags)
+    def on_ack(self, offset):
+        with self.told:
+            self.acked.append(offset)
+            self.told.notify()
 
-    def start_gateway(self, listen):
-        pod = f"pod-1={self.pod.address}"
-        config = ["--config", self.config] if self.config else []
-        if self.tls is None:
-            return Process("gateway", self.directory, *config, "gateway", "--listen", listen, "--pod", pod)
-        environment = {
-            "SLUICE_GATEWAY__TLS_CERT": self.tls.certificate,
-            "SLUICE_GATEWAY__TLS_KEY": self.tls.key,
-            "SLUICE_GATEWAY__QUIC_LISTEN": "off",
-        }
-        flags = ["--listen", "off", "--tls-listen", listen, "--pod", pod]
-        return Process("gateway", self.directory, *config, "gateway", *flags, environment=environment)
+    def on_error(self, offset, error_message):
+        with self.told:
+            self.failed.append(offset)
+            self.told.notify()
 
-    def end(self):
-        statuses = [self.gateway.end(), self.pod.end()]
-        assert statuses == [0, 0], f"drained with {statuses}"
-
-    def rows(self):
-        """Of each stream in turn, in order: offset and columns."""
-        table = DeltaTable(os.path.join(self.directory, "tables", *TABLE.split(".")))
-        rows = table.to_pyarrow_table().to_pylist()
-        return sorted(rows, key=lambda row: (row["_stream"], row["_offset"]))
+    def wait_for(self, count):
+        """They are told by a thread of the client, some time after the failure is raised."""
+        with self.told:
+            self.told.wait_for(lambda: len(self.acked) + len(self.failed) >= count, WAIT_SECONDS)
 
 
-class Authority:
-    """An authority that nobody but the producers of a case knows, and a certificate of it for this machine."""
+def connect(address, module=None, **options):
+    module = module or sys.modules[ZerobusSdk.__module__]
+    return module.ZerobusSdk(f"http://{address}", f"http://{address}", **options)
 
-    def __init__(self, directory):
-        self.file, self.certificate, self.key = (
-            os.path.join(directory, name) for name in ("authority.crt", "gateway.crt", "gateway.key")
-        )
-        authority = trustme.CA()
-        issued = authority.issue_cert("localhost", "127.0.0.1")
-        authority.cert_pem.write_to_path(self.file)
-        issued.private_key_pem.write_to_path(self.key)
-        for blob in issued.cert_chain_pems:
-            blob.write_to_path(self.certificate, append=True)
+
+def json_options(**options):
+    return {
+        "table_properties": TableProperties(TABLE),
+        "options": StreamConfigurationOptions(record_type=RecordType.JSON, **options),
+        "headers_provider": Headers(),
+        **NO_OAUTH,
+    }
 
 
 def open_stream(address, **options):
-    sdk = ZerobusSdk(f"http://{address}", f"http://{address}")
-    options = StreamConfigurationOptions(record_type=RecordType.JSON, **options)
-    return sdk.create_stream(
-        table_properties=TableProperties(TABLE), options=options, headers_provider=Headers()
-    )
+    return connect(address).create_stream(**json_options(**options))
+
+
+def record(number):
+    return json.dumps({"id": number})
 
 
 def reading_message():
@@ -147,78 +122,191 @@ def reading_message():
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("conformance.Reading"))
 
 
-# A producer in a process of its own, so that what its client logs can be read.
-PRODUCER = """
-import json, time
-import importlib.util
-spec = importlib.util.spec_from_file_location("conformance", {script!r})
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-stream = module.open_stream({address!r})
-print("open", flush=True)
-for number in range({records}):
-    offset = stream.ingest_record_offset(json.dumps({{"id": number}}))
-    if number % 100 == 0:
-        print("sent", number, flush=True)
-        time.sleep(0.02)
-stream.wait_for_offset(offset)
-stream.flush()
-stream.close()
-print("closed", flush=True)
-"""
+def protobuf_options(message, **options):
+    return {
+        "table_properties": TableProperties(TABLE, message.DESCRIPTOR),
+        "options": StreamConfigurationOptions(record_type=RecordType.PROTO, **options),
+        "headers_provider": Headers(),
+        **NO_OAUTH,
+    }
 
 
-# Producers over TLS: whom a client trusts is read from the environment of its process.
-TLS_PRODUCERS = {
-    "grpc": """
-        import json, sys
-        from zerobus.sdk.shared import RecordType, StreamConfigurationOptions, TableProperties
-        options = StreamConfigurationOptions(
-            record_type=RecordType.JSON, recovery_retries=1, recovery_backoff_ms=200, recovery_timeout_ms=3000
+ARROW_SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.large_utf8())])
+
+
+def arrow_batch(first, rows):
+    ids = pa.array(range(first, first + rows), pa.int64())
+    names = pa.array([f"n{number}" for number in range(first, first + rows)], pa.large_utf8())
+    return pa.RecordBatch.from_arrays([ids, names], schema=ARROW_SCHEMA)
+
+
+def open_arrow_stream(address, schema=ARROW_SCHEMA, **options):
+    from zerobus.sdk.shared.arrow import ArrowStreamConfigurationOptions
+
+    options = ArrowStreamConfigurationOptions(**options)
+    return connect(address).create_arrow_stream_with_headers_provider(TABLE, schema, ArrowHeaders(), options)
+
+
+# What sends the record (for Arrow: the batch of one row) of a number, by kind of stream, and the stream.
+def opened(kind, address, **options):
+    if kind == "arrow":
+        stream = open_arrow_stream(address, **options)
+        return stream, lambda number: stream.ingest_batch(arrow_batch(number, 1))
+    if kind == "protobuf":
+        message = reading_message()
+        stream = connect(address).create_stream(**protobuf_options(message, **options))
+        return stream, lambda number: stream.ingest_record_offset(message(id=number))
+    stream = open_stream(address, **options)
+    return stream, lambda number: stream.ingest_record_offset(record(number))
+
+
+def produce(kind, address, records):
+    """The producer in a process of its own, so that what its client logs can be read: waits for a line half-way."""
+    stream, send = opened(kind, address)
+    for number in range(records):
+        if number == records // 2:
+            print("half-way", flush=True)
+            sys.stdin.readline()
+        offset = send(number)
+    stream.wait_for_offset(offset)
+    stream.flush()
+    stream.close()
+    print("closed", flush=True)
+
+
+class Sender(threading.Thread):
+    """Sends numbers, some at a time, each time until they are acked, until it is told to stop."""
+
+    AT_ONCE = 20
+
+    def __init__(self, stream, send):
+        super().__init__(daemon=True)
+        self.stream, self.send = stream, send
+        self.sent = 0
+        self.failure = None
+        self.moved = threading.Condition()
+        self.stopping = threading.Event()
+
+    def run(self):
+        try:
+            while not self.stopping.is_set():
+                for number in range(self.sent, self.sent + self.AT_ONCE):
+                    offset = self.send(number)
+                self.stream.wait_for_offset(offset)
+                with self.moved:
+                    self.sent += self.AT_ONCE
+                    self.moved.notify()
+            self.stream.flush()
+            self.stream.close()
+        except ZerobusException as error:
+            self.failure = error
+            with self.moved:
+                self.moved.notify()
+
+    def wait_for(self, more):
+        """Until `more` numbers have been acked from now on."""
+        with self.moved:
+            wanted = self.sent + more
+            there = self.moved.wait_for(lambda: self.sent >= wanted or self.failure, WAIT_SECONDS)
+        assert there and not self.failure, f"{self.sent} of {wanted} acked: {self.failure}"
+
+    def stop(self):
+        self.stopping.set()
+        self.join(WAIT_SECONDS)
+        assert not self.is_alive() and not self.failure, f"after {self.sent}: {self.failure}"
+        return self.sent
+
+
+class Zerobus(Case):
+    def assert_gone_unseen(self, kind, how):
+        """A pod goes and comes back half-way, and the client's log knows nothing of it."""
+        sluice = self.start()
+        records = 2000
+        command = [sys.executable, os.path.abspath(__file__), "--produce", kind, sluice.gateway.address, str(records)]
+        producer = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "RUST_LOG": "databricks_zerobus_ingest_sdk=info"},
+            text=True,
         )
-        stream = sdk.create_stream(
-            table_properties=TableProperties(module.TABLE), options=options, headers_provider=module.Headers()
-        )
-        for number in range(1000):
-            offset = stream.ingest_record_offset(json.dumps({"id": number}))
+        self.addCleanup(producer.wait)
+        self.addCleanup(producer.kill)
+        log = []
+        with contextlib.closing(producer.stdout), producer.stdin:
+            for line in producer.stdout:
+                log.append(line)
+                if line.startswith("half-way"):
+                    sluice.pod.end(how)
+                    # It goes on sending while there is no pod.
+                    producer.stdin.write("\n")
+                    producer.stdin.flush()
+                    sluice.pod = sluice.start_pod(sluice.pod.address)
+        log = "".join(log)
+        self.assertEqual(producer.wait(timeout=START_SECONDS), 0, log)
+        if kind == "arrow":
+            self.assertEqual(log.count("Arrow Flight stream created"), 1, log)
+        else:
+            self.assertEqual(len(set(re.findall(r"~[0-9a-f]{32}", log))), 1, log)
+        self.assertNotIn("WARN", log)
+        sluice.end()
+        self.assert_rows(sluice, range(records))
+
+    def assert_drained_gateway_doubles_nothing(self, kind):
+        sluice = self.start()
+        stream, send = opened(kind, sluice.gateway.address, **PATIENT)
+        stream.wait_for_offset(send(0))
+        # On their way when the gateway is told to go.
+        for number in range(1, 200):
+            send(number)
+        self.assertEqual(sluice.restart_gateway(signal.SIGTERM), 0)
+        for number in range(200, 400):
+            offset = send(number)
         stream.wait_for_offset(offset)
         stream.close()
-    """,
-    "arrow": """
-        import pyarrow as pa
-        schema = pa.schema([("id", pa.int64())])
-        stream = sdk.create_arrow_stream_with_headers_provider(module.TABLE, schema, module.Headers())
-        for first in range(0, 1000, 100):
-            ids = pa.array(range(first, first + 100), pa.int64())
-            offset = stream.ingest_batch(pa.RecordBatch.from_arrays([ids], schema=schema))
+        sluice.end()
+        # The client goes on in a second stream, and has nothing to send again.
+        rows = sluice.rows()
+        self.assertEqual(sorted(row["id"] for row in rows), list(range(400)))
+        self.assert_offsets(rows, streams=2)
+
+    def assert_drained_gateway_loses_nothing(self, kind):
+        sluice = self.start()
+        sender = Sender(*opened(kind, sluice.gateway.address, **PATIENT))
+        sender.start()
+        sender.wait_for(100)
+        self.assertEqual(sluice.restart_gateway(signal.SIGTERM), 0)
+        sender.wait_for(100)
+        sent = sender.stop()
+        sluice.end()
+        # The client turns from stream to stream as soon as it has all acks. What is given to it just then can still go
+        # out over the old one, and is sent again over the new one: no more than was sent at once.
+        self.assert_sent_again(sluice, range(sent), acked=100)
+        doubled = len(sluice.rows()) - sent
+        self.assertLessEqual(doubled, Sender.AT_ONCE)
+
+    def assert_killed_gateway_loses_nothing(self, kind):
+        sluice = self.start()
+        stream, send = opened(kind, sluice.gateway.address, recovery_backoff_ms=1000)
+        for number in range(300):
+            offset = send(number)
+        stream.wait_for_offset(offset)
+        for number in range(300, 320):
+            send(number)
+        sluice.gateway.end(signal.SIGKILL)
+        for number in range(320, 400):
+            offset = send(number)
+        # Its time is the scenario: the first attempts of the client find nobody.
+        time.sleep(1.2)
+        sluice.gateway = sluice.start_gateway(sluice.gateway.address)
         stream.wait_for_offset(offset)
         stream.close()
-    """,
-}
-TLS_SDK = """
-import importlib.util
-spec = importlib.util.spec_from_file_location("conformance", {script!r})
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-sdk = module.ZerobusSdk({url!r}, {url!r})
-"""
+        sluice.end()
+        self.assert_sent_again(sluice, range(400), acked=300)
 
 
-class Case(unittest.TestCase):
-    """Starts what a case needs, and ends it."""
-
-    def setUp(self):
-        self.scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(self.scratch.cleanup)
-
-    def start(self, **options):
-        sluice = Sluice(self.scratch.name, **options)
-        self.addCleanup(sluice.pod.end, signal.SIGKILL)
-        self.addCleanup(sluice.gateway.end, signal.SIGKILL)
-        return sluice
-
-
-class Conformance(Case):
+class Records(Zerobus):
     def test_records_batches_flush_and_close(self):
         sluice = self.start()
         stream = open_stream(sluice.gateway.address)
@@ -227,22 +315,17 @@ class Conformance(Case):
         batch = [json.dumps({"id": 500 + n, "name": "batch"}, indent=1) for n in range(100)]
         stream.wait_for_offset(stream.ingest_records_offset(batch))
         stream.ingest_record_offset({"id": 600, "name": "a dictionary"})
+        stream.ingest_records_offset([{"id": 601}, {"id": 602, "name": "dictionaries, ü"}])
         stream.flush()
         stream.close()
         sluice.end()
-        rows = sluice.rows()
-        self.assertEqual([row["id"] for row in rows], list(range(601)))
-        self.assertEqual([row["_offset"] for row in rows], list(range(601)))
-        self.assertEqual(len({row["_stream"] for row in rows}), 1)
+        self.assert_rows(sluice, range(603))
+        self.assertEqual(sluice.rows()[602]["name"], "dictionaries, ü")
 
     def test_protobuf_records_and_batches(self):
         sluice = self.start()
-        sdk = ZerobusSdk(f"http://{sluice.gateway.address}", f"http://{sluice.gateway.address}")
         message = reading_message()
-        options = StreamConfigurationOptions(record_type=RecordType.PROTO)
-        stream = sdk.create_stream(
-            table_properties=TableProperties(TABLE, message.DESCRIPTOR), options=options, headers_provider=Headers()
-        )
+        stream = connect(sluice.gateway.address).create_stream(**protobuf_options(message))
         for number in range(300):
             offset = stream.ingest_record_offset(message(id=number, name=f"n{number}", celsius=number / 2))
         stream.wait_for_offset(offset)
@@ -250,251 +333,400 @@ class Conformance(Case):
         stream.wait_for_offset(stream.ingest_records_offset(batch))
         stream.close()
         sluice.end()
+        self.assert_rows(sluice, range(400))
         rows = sluice.rows()
-        self.assertEqual([row["id"] for row in rows], list(range(400)))
         self.assertEqual((rows[7]["name"], rows[7]["celsius"], rows[300]["name"]), ("n7", 3.5, None))
 
-    def test_arrow_batches(self):
+    def test_each_request_is_acked_once_and_in_order(self):
         sluice = self.start()
-        sdk = ZerobusSdk(f"http://{sluice.gateway.address}", f"http://{sluice.gateway.address}")
-        schema = pa.schema([("id", pa.int64()), ("name", pa.large_utf8())])
-        stream = sdk.create_arrow_stream_with_headers_provider(TABLE, schema, Headers())
-        for first, rows in [(0, 10), (10, 1), (11, 150_000)]:
-            ids = pa.array(range(first, first + rows), pa.int64())
-            names = pa.array([f"n{n}" for n in range(rows)], pa.large_utf8())
-            offset = stream.ingest_batch(pa.RecordBatch.from_arrays([ids, names], schema=schema))
-        stream.wait_for_offset(offset)
+        acks = Acks()
+        stream = open_stream(sluice.gateway.address, ack_callback=acks)
+        for number in range(0, 300, 3):
+            stream.ingest_record_offset(record(number))
+            stream.ingest_records_offset([record(number + 1), record(number + 2)])
+        stream.flush()
+        # Waits for the callbacks.
+        stream.close()
+        self.assertEqual((acks.acked, acks.failed), (list(range(200)), []))
+        sluice.end()
+        self.assert_rows(sluice, range(300))
+
+    def test_an_idle_stream_closes(self):
+        sluice = self.start()
+        stream = open_stream(sluice.gateway.address)
         stream.flush()
         stream.close()
         sluice.end()
-        self.assertEqual([row["id"] for row in sluice.rows()], list(range(150_011)))
 
-    def produce_over_tls(self, kind, url, trusted):
-        code = TLS_SDK.format(script=os.path.abspath(__file__), url=url) + textwrap.dedent(TLS_PRODUCERS[kind])
-        environment = {**os.environ, "SSL_CERT_FILE": trusted, "no_proxy": "127.0.0.1,localhost"}
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            text=True,
-            timeout=2 * START_SECONDS,
-        )
-
-    def check_tls(self, kind, host):
-        authority = Authority(self.scratch.name)
-        sluice = self.start(tls=authority)
-        url = f"https://{host}:{sluice.gateway.address.rsplit(':', 1)[1]}"
-        produced = self.produce_over_tls(kind, url, authority.file)
-        self.assertEqual(produced.returncode, 0, produced.stdout)
-        sluice.end()
-        self.assertEqual([row["id"] for row in sluice.rows()], list(range(1000)))
-
-    def test_records_over_tls_with_a_private_authority(self):
-        self.check_tls("grpc", "localhost")
-
-    def test_arrow_batches_over_tls_with_a_private_authority(self):
-        self.check_tls("arrow", "127.0.0.1")
-
-    def test_a_bad_record_ends_the_stream_and_is_named(self):
+    def test_large_records(self):
         sluice = self.start()
         stream = open_stream(sluice.gateway.address)
-        stream.wait_for_offset(stream.ingest_record_offset(json.dumps({"id": 1})))
-        offset = stream.ingest_record_offset(json.dumps({"id": "one"}))
-        with self.assertRaises(NonRetriableException) as raised:
-            stream.wait_for_offset(offset)
-        self.assertIn("request 1, record 0, column id", str(raised.exception))
-        self.assertEqual(len(list(stream.get_unacked_records())), 1)
+        sizes = [int(size * MIB) for size in (1, 5, 9.5, 9.93)]
+        for number, size in enumerate(sizes):
+            empty = len(json.dumps({"id": number, "text": ""}))
+            offset = stream.ingest_record_offset(json.dumps({"id": number, "text": "x" * (size - empty)}))
+        stream.wait_for_offset(offset)
+        # Many in one call, as large as the client sends any.
+        batch = [json.dumps({"id": number, "text": "y" * (MIB // 2)}) for number in range(4, 20)]
+        stream.wait_for_offset(stream.ingest_records_offset(batch))
+        stream.close()
         sluice.end()
-        self.assertEqual([row["id"] for row in sluice.rows()], [1])
+        self.assert_rows(sluice, range(20))
+        lengths = [len(json.dumps({"id": row["id"], "text": row["text"]})) for row in sluice.rows()[:4]]
+        self.assertEqual(lengths, sizes)
+
+    def test_a_bad_record_ends_the_stream_and_is_named(self):
+        for bad, words in [
+            ({"id": "one"}, "request 1, record 0, column id"),
+            ({"id": 1, "colour": "red"}, "request 1, record 0, column colour"),
+        ]:
+            with self.subTest(bad=bad):
+                self.setUp()
+                sluice = self.start()
+                acks = Acks()
+                stream = open_stream(sluice.gateway.address, ack_callback=acks)
+                stream.wait_for_offset(stream.ingest_record_offset(record(1)))
+                offset = stream.ingest_record_offset(json.dumps(bad))
+                with self.assertRaises(REFUSED) as raised:
+                    stream.wait_for_offset(offset)
+                self.assertIn(words, str(raised.exception))
+                self.assertEqual(len(list(stream.get_unacked_records())), 1)
+                failed = [1] if TELLS_FAILURES else []
+                acks.wait_for(1 + len(failed))
+                self.assertEqual((acks.acked, acks.failed), ([0], failed))
+                sluice.end()
+                self.assert_rows(sluice, [1])
+
+    def test_what_is_no_json_ends_the_stream_and_is_named(self):
+        sluice = self.start()
+        stream = open_stream(sluice.gateway.address)
+        stream.wait_for_offset(stream.ingest_record_offset(record(1)))
+        offset = stream.ingest_records_offset([record(2), "not json at all", record(3)])
+        with self.assertRaises(REFUSED) as raised:
+            stream.wait_for_offset(offset)
+        self.assertIn("request 1, record 1", str(raised.exception))
+        self.assertEqual(len(list(stream.get_unacked_records())), 3)
+        sluice.end()
+        # A request is taken whole or not at all: what the client has left is what is missing.
+        self.assert_rows(sluice, [1])
 
     def test_a_table_that_is_not_there_is_refused_at_once(self):
         sluice = self.start(auto_create=False)
         began = time.monotonic()
-        with self.assertRaises(NonRetriableException) as raised:
+        with self.assertRaises(REFUSED) as raised:
             open_stream(sluice.gateway.address)
         self.assertIn("there is no table main.default.readings", str(raised.exception))
         self.assertLess(time.monotonic() - began, 2, "the client tried again")
         sluice.end()
 
     def test_a_pod_that_is_killed_goes_unseen(self):
-        sluice = self.start()
-        records = 3000
-        code = PRODUCER.format(script=os.path.abspath(__file__), address=sluice.gateway.address, records=records)
-        environment = {**os.environ, "RUST_LOG": "databricks_zerobus_ingest_sdk=info"}
-        producer = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            text=True,
-        )
-        self.addCleanup(producer.kill)
-        log = []
-        for line in producer.stdout:
-            log.append(line)
-            if line.startswith("sent 1000"):
-                sluice.pod.end(signal.SIGKILL)
-                sluice.pod = sluice.start_pod(sluice.pod.address)
-                self.addCleanup(sluice.pod.end, signal.SIGKILL)
-        self.assertEqual(producer.wait(timeout=START_SECONDS), 0, "".join(log))
-        producer.stdout.close()
-        opened = [line for line in log if "Successfully opened stream" in line]
-        self.assertEqual(len(opened), 1, "".join(log))
-        sluice.end()
-        self.assertEqual([row["id"] for row in sluice.rows()], list(range(records)))
+        self.assert_gone_unseen("json", signal.SIGKILL)
 
-    def test_a_gateway_that_goes_away_loses_nothing(self):
+    @only_in_full
+    def test_a_pod_that_is_killed_goes_unseen_to_protobuf(self):
+        self.assert_gone_unseen("protobuf", signal.SIGKILL)
+
+    @only_in_full
+    def test_a_pod_that_is_drained_goes_unseen(self):
+        self.assert_gone_unseen("json", signal.SIGTERM)
+
+    def test_a_gateway_that_is_drained_doubles_nothing(self):
+        self.assert_drained_gateway_doubles_nothing("json")
+
+    @only_in_full
+    def test_a_gateway_that_is_drained_loses_nothing(self):
+        self.assert_drained_gateway_loses_nothing("json")
+
+    @only_in_full
+    def test_a_gateway_that_is_drained_loses_no_protobuf(self):
+        self.assert_drained_gateway_loses_nothing("protobuf")
+
+    @only_in_full
+    def test_a_gateway_that_is_killed_loses_nothing(self):
+        self.assert_killed_gateway_loses_nothing("json")
+
+    @only_in_full
+    def test_without_recovery_a_lost_gateway_is_told_and_the_rest_can_be_sent_again(self):
         sluice = self.start()
-        stream = open_stream(sluice.gateway.address, recovery_backoff_ms=200)
-        for number in range(200):
-            offset = stream.ingest_record_offset(json.dumps({"id": number}))
-        address = sluice.gateway.address
+        sdk = connect(sluice.gateway.address)
+        stream = sdk.create_stream(**json_options(recovery=False))
+        for number in range(50):
+            offset = stream.ingest_record_offset(record(number))
+        stream.wait_for_offset(offset)
+        # Nobody is there to take them.
+        sluice.pod.end(signal.SIGKILL)
+        for number in range(50, 60):
+            offset = stream.ingest_record_offset(record(number))
+        sluice.gateway.end(signal.SIGKILL)
+        with self.assertRaises(ZerobusException):
+            stream.wait_for_offset(offset)
+        left = [json.loads(left)["id"] for left in stream.get_unacked_records()]
+        self.assertEqual(left, list(range(50, 60)))
+        sluice.pod = sluice.start_pod(sluice.pod.address)
+        sluice.gateway = sluice.start_gateway(sluice.gateway.address)
+        again = sdk.recreate_stream(stream)
+        again.flush()
+        again.close()
+        sluice.end()
+        rows = sluice.rows()
+        self.assertEqual(sorted(row["id"] for row in rows), list(range(60)))
+        self.assert_offsets(rows, streams=2)
+
+    @only_in_full
+    def test_without_recovery_a_drained_gateway_keeps_what_it_acked(self):
+        sluice = self.start()
+        sender = Sender(*opened("json", sluice.gateway.address, recovery=False))
+        sender.start()
+        sender.wait_for(100)
         self.assertEqual(sluice.gateway.end(), 0)
-        sluice.gateway = sluice.start_gateway(address)
-        self.addCleanup(sluice.gateway.end, signal.SIGKILL)
-        for number in range(200, 400):
-            offset = stream.ingest_record_offset(json.dumps({"id": number}))
+        sender.join(WAIT_SECONDS)
+        self.assertIsInstance(sender.failure, ZerobusException)
+        sluice.gateway = sluice.start_gateway("127.0.0.1:0")
+        sluice.end()
+        ids = [row["id"] for row in sluice.rows()]
+        self.assertEqual(ids, list(range(len(ids))))
+        self.assertGreaterEqual(len(ids), sender.sent)
+
+
+class OneConnection(Zerobus):
+    def test_streams_share_a_connection_where_they_are_told_to(self):
+        for shared, connections in [(True, 1), (False, 3)]:
+            with self.subTest(shared=shared):
+                self.setUp()
+                sluice = self.start()
+                sdk = connect(sluice.gateway.address, connection_per_stream=not shared)
+                streams = [sdk.create_stream(**json_options()) for _ in range(3)]
+                for number in range(300):
+                    streams[number % 3].ingest_record_offset(record(number))
+                for stream in streams:
+                    stream.flush()
+                # One more asks.
+                self.assertEqual(sluice.metric("sluice_gateway_connections"), connections + 1)
+                for stream in streams:
+                    stream.close()
+                sluice.end()
+                rows = sluice.rows()
+                self.assertEqual(sorted(row["id"] for row in rows), list(range(300)))
+                for at in range(0, 300, 100):
+                    ids = [row["id"] for row in rows[at : at + 100]]
+                    self.assertEqual(ids, list(range(ids[0], 300, 3)))
+                self.assert_offsets(rows, streams=3)
+
+
+class Avro(Zerobus):
+    SCHEMA = json.dumps(
+        {
+            "type": "record",
+            "name": "Reading",
+            "fields": [
+                {"name": "id", "type": "long"},
+                {"name": "name", "type": ["null", "string"]},
+                {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            ],
+        }
+    )
+
+    def test_avro_records_and_batches(self):
+        sluice = self.start()
+        options = {
+            "table_properties": TableProperties(TABLE, avro_schema=self.SCHEMA),
+            "options": StreamConfigurationOptions(record_type=RecordType.AVRO),
+            "headers_provider": Headers(),
+        }
+        stream = connect(sluice.gateway.address).create_stream(**options)
+        for number in range(200):
+            offset = stream.ingest_record_offset({"id": number, "name": f"n{number}", "at": number})
         stream.wait_for_offset(offset)
+        batch = [{"id": number, "name": None, "at": 0} for number in range(200, 299)]
+        stream.wait_for_offset(stream.ingest_records_offset(batch))
+        # Encoded by the producer itself: zigzag longs, the union's first branch.
+        stream.ingest_record_offset(b"\xd6\x04\x00\x00")
+        stream.flush()
         stream.close()
         sluice.end()
-        # A new stream for the rest: at least once is what these clients ask for. Nothing had to come twice here.
-        self.assertEqual(sorted(row["id"] for row in sluice.rows()), list(range(400)))
+        self.assert_rows(sluice, range(300))
+        rows = sluice.rows()
+        self.assertEqual((rows[7]["name"], rows[200]["name"]), ("n7", None))
+        self.assertEqual(rows[7]["at"].microsecond, 7)
 
 
-class Tokens(unittest.TestCase):
-    """A gateway that asks for tokens, and the client's own way to get them."""
+class Async(Zerobus):
+    def test_async_records_and_batches(self):
+        sluice = self.start()
 
-    def setUp(self):
-        self.scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(self.scratch.cleanup)
-        made = subprocess.run([SLUICE, "secret"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
-        self.secret, hashed = (line.split()[1] for line in made.stdout.splitlines())
-        key = os.path.join(self.scratch.name, "token.key")
-        with open(os.open(key, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-            file.write(os.urandom(32).hex())
-        config = os.path.join(self.scratch.name, "sluice.toml")
-        grants = [f'{{ tables = "{TABLE}", privileges = ["write", "create", "describe"] }}']
-        with open(config, "w") as file:
-            file.write(f"""[gateway]
-token_key = "{key}"
-[[gateway.clients]]
-id = "plant"
-secret_sha256 = "{hashed}"
-grants = [{", ".join(grants)}]
-""")
-        self.sluice = Sluice(self.scratch.name, config=config)
-        self.addCleanup(self.sluice.pod.end, signal.SIGKILL)
-        self.addCleanup(self.sluice.gateway.end, signal.SIGKILL)
-        self.url = f"http://{self.sluice.gateway.address}"
-        self.sdk = ZerobusSdk(self.url, self.url)
+        async def run():
+            sdk = connect(sluice.gateway.address, aio)
+            streams = [await sdk.create_stream(**json_options()) for _ in range(3)]
 
-    def errors(self):
-        """How often the gateway refused, by code."""
-        with urllib.request.urlopen(f"{self.url}/metrics") as answer:
-            text = answer.read().decode()
-        return dict(re.findall(r'sluice_gateway_errors_total\{code="(\w+)"\} (\d+)', text))
+            async def feed(stream, first):
+                for number in range(first, first + 90):
+                    await stream.ingest_record_offset(record(number))
+                batch = [record(number) for number in range(first + 90, first + 100)]
+                await stream.wait_for_offset(await stream.ingest_records_offset(batch))
+                await stream.flush()
+                await stream.close()
 
-    def put(self, spec):
-        token = self.token()
-        request = urllib.request.Request(f"{self.url}/v1/tables/{TABLE}", json.dumps(spec).encode(), method="PUT")
-        request.add_header("Authorization", f"Bearer {token}")
-        with urllib.request.urlopen(request) as answer:
-            self.assertEqual(answer.status, 201)
+            await asyncio.gather(*(feed(stream, 100 * at) for at, stream in enumerate(streams)))
 
-    def token(self):
-        form = f"grant_type=client_credentials&client_id=plant&client_secret={self.secret}"
-        with urllib.request.urlopen(f"{self.url}/oidc/v1/token", form.encode()) as answer:
-            return json.load(answer)["access_token"]
+        asyncio.run(run())
+        sluice.end()
+        rows = sluice.rows()
+        self.assertEqual(sorted(row["id"] for row in rows), list(range(300)))
+        for at in range(0, 300, 100):
+            ids = [row["id"] for row in rows[at : at + 100]]
+            self.assertEqual(ids, list(range(ids[0], ids[0] + 100)))
+        self.assert_offsets(rows, streams=3)
 
-    def test_json_records_with_a_client_id_and_secret(self):
-        options = StreamConfigurationOptions(record_type=RecordType.JSON)
-        stream = self.sdk.create_stream("plant", self.secret, TableProperties(TABLE), options)
-        offset = [stream.ingest_record_offset(json.dumps({"id": n})) for n in range(100)][-1]
+    def test_async_protobuf(self):
+        sluice = self.start()
+        message = reading_message()
+
+        async def run():
+            stream = await connect(sluice.gateway.address, aio).create_stream(**protobuf_options(message))
+            for number in range(200):
+                offset = await stream.ingest_record_offset(message(id=number))
+            await stream.wait_for_offset(offset)
+            await stream.close()
+
+        asyncio.run(run())
+        sluice.end()
+        self.assert_rows(sluice, range(200))
+
+    def test_async_failures_are_raised_where_they_are_waited_for(self):
+        sluice = self.start()
+
+        async def run():
+            stream = await connect(sluice.gateway.address, aio).create_stream(**json_options())
+            await stream.wait_for_offset(await stream.ingest_record_offset(record(0)))
+            offset = await stream.ingest_record_offset(json.dumps({"id": "x"}))
+            with self.assertRaises(REFUSED) as raised:
+                await stream.wait_for_offset(offset)
+            self.assertIn("request 1, record 0, column id", str(raised.exception))
+
+        asyncio.run(run())
+        sluice.end()
+        self.assert_rows(sluice, [0])
+
+
+class AsyncArrow(Zerobus):
+    def test_async_arrow_batches(self):
+        sluice = self.start()
+
+        async def run():
+            sdk = connect(sluice.gateway.address, aio)
+            stream = await sdk.create_arrow_stream_with_headers_provider(TABLE, ARROW_SCHEMA, ArrowHeaders())
+            for first in range(0, 1000, 100):
+                offset = await stream.ingest_batch(arrow_batch(first, 100))
+            await stream.wait_for_offset(offset)
+            await stream.flush()
+            await stream.close()
+
+        asyncio.run(run())
+        sluice.end()
+        self.assert_rows(sluice, range(1000))
+
+
+class Arrow(Zerobus):
+    def send_batches(self, sluice, batches, **options):
+        stream = open_arrow_stream(sluice.gateway.address, **options)
+        first = 0
+        for rows in batches:
+            offset = stream.ingest_batch(arrow_batch(first, rows))
+            first += rows
         stream.wait_for_offset(offset)
+        stream.flush()
         stream.close()
-        self.sluice.end()
-        self.assertEqual([row["id"] for row in self.sluice.rows()], list(range(100)))
+        sluice.end()
+        self.assert_rows(sluice, range(first))
+        rows = sluice.rows()
+        self.assertEqual([rows[at]["name"] for at in (0, first - 1)], ["n0", f"n{first - 1}"])
 
-    def test_arrow_batches_with_a_client_id_and_secret(self):
-        schema = pa.schema([("id", pa.int64())])
-        stream = self.sdk.create_arrow_stream(TABLE, schema, "plant", self.secret)
-        batch = pa.RecordBatch.from_arrays([pa.array(range(1000), pa.int64())], schema=schema)
-        stream.wait_for_offset(stream.ingest_batch(batch))
-        stream.close()
-        self.sluice.end()
-        self.assertEqual([row["id"] for row in self.sluice.rows()], list(range(1000)))
+    def test_small_batches(self):
+        self.send_batches(self.start(), [10, 1, 10])
 
-    def test_a_wrong_secret_is_refused_for_good(self):
-        options = StreamConfigurationOptions(record_type=RecordType.JSON)
-        began = time.monotonic()
-        with self.assertRaises(NonRetriableException) as raised:
-            self.sdk.create_stream("plant", "sluice_secret_wrong", TableProperties(TABLE), options)
-        self.assertNotIn("sluice_secret_wrong", str(raised.exception))
-        self.assertLess(time.monotonic() - began, 5, "the client tried again")
-        self.assertIn("invalid_client", self.errors())
-        self.sluice.end()
+    @only_in_full
+    def test_a_batch_of_400_000_rows(self):
+        # The client cuts it into some messages of 2 MiB, and tells of one.
+        self.send_batches(self.start(), [10, 400_000])
 
-    def test_a_bad_token_is_asked_for_once_more_and_then_refused_for_good(self):
-        with self.assertRaises(NonRetriableException):
-            open_stream(self.sluice.gateway.address)
-        self.assertEqual(self.errors(), {"token_invalid": "2"})
-        self.sluice.end()
+    def test_compressed_batches(self):
+        from zerobus.sdk.shared.arrow import IPCCompression
 
-    def test_a_table_without_a_grant_is_refused_by_the_name_of_the_privilege(self):
-        options = StreamConfigurationOptions(record_type=RecordType.JSON)
-        with self.assertRaises(NonRetriableException) as raised:
-            self.sdk.create_stream("plant", self.secret, TableProperties("main.default.others"), options)
-        self.assertIn("lacks the privilege", str(raised.exception))
-        self.assertIn("main.default.others", str(raised.exception))
-        self.sluice.end()
+        for compression in ("ZSTD", "LZ4_FRAME"):
+            with self.subTest(compression=compression):
+                self.setUp()
+                compression = getattr(IPCCompression, compression)
+                self.send_batches(self.start(), [10, 1, 20_000], ipc_compression=compression)
 
-    def test_a_schema_that_does_not_fit_is_refused_by_name(self):
-        self.put({"schema": {"fields": [{"name": "id", "type": "int64"}]}})
-        schema = pa.schema([("id", pa.large_utf8())])
-        with self.assertRaises(NonRetriableException) as raised:
-            self.sdk.create_arrow_stream(TABLE, schema, "plant", self.secret)
-        # The client's own words for an error whose details name the causes.
-        self.assertIn("schema does not match the target table", str(raised.exception))
-        self.assertIn("schema_mismatch", str(raised.exception))
-        self.sluice.end()
+    def test_a_bad_row_ends_the_stream_and_is_named(self):
+        sluice = self.start()
+        sluice.create_table(("id", "int64"), ("name", "string", False))
+        stream = open_arrow_stream(sluice.gateway.address)
+        stream.wait_for_offset(stream.ingest_batch(arrow_batch(0, 10)))
+        names = pa.array([f"n{number}" if number != 15 else None for number in range(10, 20)], pa.large_utf8())
+        ids = pa.array(range(10, 20), pa.int64())
+        offset = stream.ingest_batch(pa.RecordBatch.from_arrays([ids, names], schema=ARROW_SCHEMA))
+        with self.assertRaises(REFUSED) as raised:
+            stream.wait_for_offset(offset)
+        self.assertIn("request 1, record 5, column name", str(raised.exception))
+        left = [row["id"] for batch in stream.get_unacked_batches() for row in batch.to_pylist()]
+        self.assertEqual(left, list(range(10, 20)))
+        sluice.end()
+        # A request is taken whole or not at all: what the client has left is what is missing.
+        self.assert_rows(sluice, range(10))
 
-    def test_a_proto_file_is_generated_from_the_table(self):
-        fields = [
-            {"name": "id", "type": "int64", "nullable": False},
-            {"name": "name", "type": "string"},
-            {"name": "tags", "type": "list<string>"},
-            {"name": "counts", "type": "map<string,int64>"},
-            {"name": "place", "type": "struct<lat: float64, lon: float64>"},
-            {"name": "at", "type": "timestamp"},
-        ]
-        self.put({"schema": {"fields": fields}})
-        output = os.path.join(self.scratch.name, "reading.proto")
-        tool = [sys.executable, "-m", "zerobus.tools.generate_proto", "--uc-endpoint", self.url, "--client-id", "plant"]
-        tool += ["--client-secret", self.secret, "--table", TABLE, "--output", output, "--proto-msg", "Reading"]
-        ran = subprocess.run(tool, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.assertEqual(ran.returncode, 0, ran.stdout)
-        with open(output) as file:
-            lines = [line.strip() for line in file]
-        for line in [
-            "message Reading {",
-            "required int64 id = 1;",
-            "optional string name = 2;",
-            "repeated string tags = 3;",
-            "map<string, int64> counts = 4;",
-            "message Place {",
-            "optional double lat = 1;",
-            "optional Place place = 5;",
-            "optional int64 at = 6;",
+    def test_a_schema_that_does_not_fit_is_refused_at_once(self):
+        for schema, words in [
+            (ARROW_SCHEMA.append(pa.field("colour", pa.large_utf8())), "colour"),
+            (pa.schema([("id", pa.large_utf8()), ("name", pa.large_utf8())]), "id"),
+            (pa.schema([("id", pa.int64())]), "name"),
         ]:
-            self.assertIn(line, lines)
-        tool[tool.index(TABLE)] = "main.default.others"
-        ran = subprocess.run(tool, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.assertEqual(ran.returncode, 1, ran.stdout)
-        self.assertIn("403", ran.stdout)
-        self.sluice.end()
+            with self.subTest(schema=schema):
+                self.setUp()
+                sluice = self.start()
+                sluice.create_table(("id", "int64"), ("name", "string", False))
+                began = time.monotonic()
+                with self.assertRaises(REFUSED) as raised:
+                    open_arrow_stream(sluice.gateway.address, schema)
+                self.assertIn(words, str(raised.exception))
+                self.assertLess(time.monotonic() - began, 2, "the client tried again")
+                sluice.end()
+
+    def test_a_table_that_is_not_there_is_made_of_the_schema(self):
+        self.send_batches(self.start(auto_create=False), [10])
+
+    @only_in_full
+    def test_a_pod_that_is_killed_goes_unseen(self):
+        self.assert_gone_unseen("arrow", signal.SIGKILL)
+
+    @only_in_full
+    def test_a_pod_that_is_drained_goes_unseen(self):
+        self.assert_gone_unseen("arrow", signal.SIGTERM)
+
+    @only_in_full
+    def test_a_gateway_that_is_drained_doubles_nothing(self):
+        self.assert_drained_gateway_doubles_nothing("arrow")
+
+    @only_in_full
+    def test_a_gateway_that_is_drained_loses_nothing(self):
+        self.assert_drained_gateway_loses_nothing("arrow")
+
+    @only_in_full
+    def test_a_gateway_that_is_killed_loses_nothing(self):
+        self.assert_killed_gateway_loses_nothing("arrow")
 
 
-if __name__ == "__main__":
-    SLUICE = sys.argv.pop(1)
-    unittest.main(verbosity=2)
+if sys.argv[1:2] == ["--produce"]:
+    produce(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+elif __name__ == "__main__":
+    without = []
+    if not HAS_ARROW:
+        without += ["Arrow", "AsyncArrow"]
+    if not HAS_AVRO:
+        without += ["Avro"]
+    if not HAS_SHARED_CONNECTIONS:
+        without += ["OneConnection"]
+    for name in without:
+        del globals()[name]
+    print(f"Zerobus SDK {VERSION}" + (f", which has no {', '.join(without)}" if without else ""), flush=True)
+    main(__doc__)

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use axum::Router;
 use prometheus_client::metrics::gauge::Gauge;
 use sluice_shared::error::Error;
 use sluice_shared::ids::PodId;
@@ -21,7 +22,7 @@ use crate::auth::Auth;
 use crate::budget::Budget;
 use crate::certificate::{self, Certificate};
 use crate::config::GatewayConfig;
-use crate::edge::{quic, tcp};
+use crate::edge::{http, quic, tcp};
 use crate::metrics::Metrics;
 use crate::peers::{PeerLimits, PeerPlace, Peers, Refused};
 use crate::upstream::Upstream;
@@ -146,6 +147,24 @@ impl Gateway {
     /// # Errors
     /// `Invalid` for a configuration, certificate or pod address that cannot be; `Unavailable` where a listener cannot bind.
     pub async fn start(config: GatewayConfig, pods: Vec<(PodId, PodAddress)>) -> Result<Self, Error> {
+        Self::start_with(config, pods, http::router).await
+    }
+
+    /// Not a gateway: sends WebSocket messages back, whatever the path, over all that producers' messages come
+    /// through. Conformance suites test that; nothing but `examples/websocket_echo.rs` starts it.
+    ///
+    /// # Errors
+    /// As `start`.
+    #[doc(hidden)]
+    pub async fn start_echo(config: GatewayConfig) -> Result<Self, Error> {
+        Self::start_with(config, Vec::new(), http::echo_router).await
+    }
+
+    async fn start_with(
+        config: GatewayConfig,
+        pods: Vec<(PodId, PodAddress)>,
+        router: fn(Arc<App>) -> Router,
+    ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
         let auth = Auth::new(&config)?;
         let certificate = config.tls_files().map(|(cert, key)| Certificate::read(cert, key)).transpose()?;
@@ -180,7 +199,7 @@ impl Gateway {
         });
         let quic_address = quic::start(certificate.as_ref(), &app).await?;
         for listener in listeners {
-            app.scope.spawn("accept", tcp::accept(listener, Arc::clone(&app)));
+            app.scope.spawn("accept", tcp::accept(listener, router(Arc::clone(&app)), Arc::clone(&app)));
         }
         if let Some(certificate) = certificate {
             app.scope.spawn("certificate", certificate::watch(certificate, app.scope.clone()));

@@ -9,7 +9,7 @@ mod framed;
 mod gate;
 mod grpc;
 mod heads;
-mod http;
+pub(crate) mod http;
 mod json_text;
 mod oidc;
 pub(crate) mod otlp;

@@ -21,6 +21,7 @@ use sluice_shared::ids::{PodId, SchemaId, StreamId, TableId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::table::TableSpec;
 use sluice_shared::table::properties::{ON_INVALID, QUARANTINE};
+use tokio::sync::OwnedMutexGuard;
 
 use crate::stream::Reach;
 use crate::stream::progress::StreamProgress;
@@ -158,8 +159,13 @@ impl Tables {
     /// # Errors
     /// NotFound `table_not_found`; Invalid where its features are not supported; Unavailable where storage is.
     pub async fn open(&self, name: &TableName) -> Result<Table, Error> {
-        let slot = Arc::clone(self.open_slots().entry(name.clone()).or_default());
-        let mut open = slot.lock().await;
+        let mut open = self.slot(name).await;
+        self.open_in(&mut open, name).await
+    }
+
+    /// Opens a table in its slot, which is the caller's meanwhile: two open tables of one name would each tell their
+    /// own streams alone what is committed, and be rivals at each commit.
+    async fn open_in(&self, open: &mut Option<Arc<OpenTable>>, name: &TableName) -> Result<Table, Error> {
         if let Some(table) = open.as_ref().filter(|table| table.stopped().is_none()) {
             return Ok(Table::new(table));
         }
@@ -174,12 +180,27 @@ impl Tables {
                 Ok(handle)
             }
             Err(error) => {
-                // Names that are no table leave nothing behind.
-                if open.is_none() {
-                    self.open_slots().remove(name);
-                }
+                self.clear(open, name);
                 Err(home_error(error))
             }
+        }
+    }
+
+    /// The slot of a name. It may be taken out of the map while this waits for it; then the new one counts.
+    async fn slot(&self, name: &TableName) -> OwnedMutexGuard<Option<Arc<OpenTable>>> {
+        loop {
+            let slot = Arc::clone(self.open_slots().entry(name.clone()).or_default());
+            let open = Arc::clone(&slot).lock_owned().await;
+            if self.open_slots().get(name).is_some_and(|there| Arc::ptr_eq(there, &slot)) {
+                return open;
+            }
+        }
+    }
+
+    /// Names that are no table leave nothing behind.
+    fn clear(&self, open: &Option<Arc<OpenTable>>, name: &TableName) {
+        if open.is_none() {
+            self.open_slots().remove(name);
         }
     }
 
@@ -221,18 +242,21 @@ impl Tables {
         let directory = self.directory(name);
         let looked =
             |exists: Result<bool, DeltaError>| exists.map_err(|error| storage("look for the table", &error));
+        let mut open = self.slot(name).await;
         if !looked(self.shared.delta.exists(&directory).await)? {
             let created = self.shared.delta.create(&directory, &schema, &spec).await;
-            // Another may have made it meanwhile.
+            // Another pod may have made it meanwhile; here nobody can, with its slot taken.
             if let Err(error) = created
                 && !looked(self.shared.delta.exists(&directory).await)?
             {
+                self.clear(&open, name);
                 return Err(invalid(&error));
             }
             // Whoever still holds the one that was there before finds out at its next commit.
-            self.open_slots().remove(name);
+            *open = None;
         }
-        let table = self.open(name).await?;
+        let table = self.open_in(&mut open, name).await?;
+        drop(open);
         match difference(&table.open.home.view().version.shape, &stored, &spec) {
             None => Ok(table),
             Some(difference) => {

@@ -90,6 +90,11 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
+/// Upgrades whatever comes, to an echo.
+pub(crate) fn echo_router(app: Arc<App>) -> Router {
+    Router::new().fallback(echo).with_state(app)
+}
+
 /// An error with the status and headers that HTTP has for it.
 pub(super) struct Refusal {
     pub(super) error: Box<Error>,
@@ -306,11 +311,29 @@ async fn stream(
     let StreamQuery { resume_at, unknown, .. } = query.0;
     let stream = websocket::Request { table: table.0, name, resume_at, unknown, credential, framed };
     let scope = app.scope.clone();
-    scope.spawn("stream", upgraded(upgrade, stream, app, connection));
+    scope.spawn("stream", upgraded(upgrade, Some(stream), app, connection));
     Ok(switching_protocols(&key, framed))
 }
 
-async fn upgraded(upgrade: OnUpgrade, stream: websocket::Request, app: Arc<App>, connection: Connection) {
+async fn echo(
+    State(app): State<Arc<App>>,
+    Extension(connection): Extension<Connection>,
+    mut request: Request,
+) -> Result<Response, Refusal> {
+    let key = websocket_key(request.version(), request.headers())?;
+    let upgrade = hyper::upgrade::on(&mut request);
+    let scope = app.scope.clone();
+    scope.spawn("echo", upgraded(upgrade, None, app, connection));
+    Ok(switching_protocols(&key, false))
+}
+
+/// Serves a stream, or an echo where there is none.
+async fn upgraded(
+    upgrade: OnUpgrade,
+    stream: Option<websocket::Request>,
+    app: Arc<App>,
+    connection: Connection,
+) {
     let Ok(Ok(upgraded)) = tokio::time::timeout(app.config.handshake_timeout(), upgrade).await else {
         tracing::debug!("a connection was lost during its upgrade");
         return;
@@ -318,7 +341,10 @@ async fn upgraded(upgrade: OnUpgrade, stream: websocket::Request, app: Arc<App>,
     match upgraded.downcast::<TokioIo<Http1Socket>>() {
         Ok(parts) => {
             let (socket, buffered) = (parts.io.into_inner().socket, parts.read_buf.to_vec());
-            websocket::serve(socket, buffered, stream, app).await;
+            match stream {
+                Some(stream) => websocket::serve(socket, buffered, stream, app).await,
+                None => websocket::echo::serve(socket, buffered, app).await,
+            }
         }
         Err(upgraded) => refuse_socket(upgraded),
     }

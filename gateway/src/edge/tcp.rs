@@ -100,8 +100,7 @@ fn tls_acceptor(certificate: &Arc<Certificate>) -> Result<TlsAcceptor, Error> {
 }
 
 /// Serves connections until the gateway drains.
-pub(crate) async fn accept(listener: Listener, app: Arc<App>) {
-    let router = http::router(Arc::clone(&app));
+pub(crate) async fn accept(listener: Listener, router: Router, app: Arc<App>) {
     let mut logged: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {

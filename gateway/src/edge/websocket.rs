@@ -4,6 +4,7 @@
 //! *Does not own*: the upgrade's headers (`http`), what frames mean (`framed`), offsets and acks (`session`).
 //! Keeps P7: every buffer of a socket is bounded, and a producer that takes no bytes is closed.
 
+pub(super) mod echo;
 mod frames;
 
 use std::pin::Pin;
@@ -303,6 +304,11 @@ impl WebSocketEdge {
                 (Some(code), error.code)
             }
         };
+        self.leave(code, reason).await;
+    }
+
+    /// Closes with a code, or answers the producer's close.
+    async fn leave(mut self, code: Option<u16>, reason: String) {
         if let Some(code) = code {
             let close = CloseFrame { code: code.into(), reason: reason.into() };
             self.write(Message::Close(Some(close)));

@@ -273,6 +273,25 @@ async fn of_two_producers_that_begin_a_named_stream_before_its_table_one_comes_t
     pod.drain().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_that_make_their_table_at_one_time_all_hear_what_is_committed() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = start(data.path()).await;
+    let streams = (0..64_u64).map(|number| {
+        let stream = format!("~018f000000007000800000000000{number:04x}");
+        let client = client.clone();
+        async move {
+            let open = proto::Open { stream, ..ephemeral(0) };
+            let mut call = Call::open(&client, open).await.expect("opens");
+            call.send(0..3, &[]).await;
+            call.committed(3).await;
+        }
+    });
+    futures_util::future::join_all(streams).await;
+    assert_eq!(rows(&client).await, 64 * 3);
+    pod.drain().await;
+}
+
 /// `message Reading { optional int64 n = 1; repeated string tags = 2; }`, or with a string for `n`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_is_made_by_whom_may_alone() {
