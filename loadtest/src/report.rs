@@ -295,6 +295,7 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::edges::{EDGES, Run};
 
     #[test]
     fn numbers_are_short() {
@@ -310,5 +311,22 @@ mod tests {
         assert_eq!(figure(3.0, Some(Aim::AtLeast(2.0))), Some(true));
         assert_eq!(figure(1.0, Some(Aim::AtLeast(2.0))), Some(false));
         assert_eq!(figure(1.0, None), None);
+    }
+
+    #[test]
+    fn a_gateway_may_take_half_as_much_again_as_the_least() {
+        let side = |cpu_s_per_gb| {
+            let run = Run { records: 1, mb_per_s: 100.0, records_per_s: 1000.0, cpu_s_per_gb };
+            Side { runs: vec![run], median: run }
+        };
+        for (gateway, with_aims, expected) in
+            [(3.0, true, Some(true)), (3.1, true, Some(false)), (3.1, false, None)]
+        {
+            let (edge, gateway, bare) = (EDGES[0], side(gateway), side(2.0));
+            let figures = EdgeFigures { edge, shape: "1 KB", message_bytes: 1e6, gateway, bare };
+            let [cpu, ..] = edge_lines(&figures, with_aims);
+            assert_eq!(cpu.is_met(), expected);
+            assert_eq!(cpu.ratio(), Some(cpu.value / 2.0));
+        }
     }
 }
