@@ -62,7 +62,7 @@ enum Command {
 
 #[derive(clap::Args)]
 struct BenchArgs {
-    /// Length of a run.
+    /// Length of a run; of edges at most 3.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
     /// Runs of each row; the one with the median rate counts.
