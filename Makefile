@@ -59,7 +59,7 @@ lint:
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
-# Figures beside the machine's limits; takes some minutes.
+# Figures beside the machine's limits, and each edge beside a bare receiver; takes a quarter of an hour.
 bench:
 	cargo build --release --workspace --bins
 	target/release/loadtest bench

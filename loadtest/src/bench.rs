@@ -1,7 +1,8 @@
-//! The bench: three kinds of load on a gateway and a pod in processes of their own.
+//! The bench: three kinds of load on a gateway and a pod in processes of their own, and each edge of the gateway.
 //!
 //! *Owns*: the rows, how each is run, what is measured.
-//! *Does not own*: sending (`producer`), the machine's limits (`machine`), aims and how figures look (`report`).
+//! *Does not own*: sending (`producer`), edges one by one (`edges`), the machine's limits (`machine`), aims and how
+//! figures look (`report`).
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,6 +19,7 @@ use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::cluster::{Cluster, cpu_of};
+use crate::edges::{self, EdgeFigures};
 use crate::machine::{self, Limits, Steps};
 use crate::producer::{Frame, Latencies, Pace, Producer, SharedLatencies};
 use crate::table::count_rows;
@@ -25,7 +27,7 @@ use crate::workload::{self, Shape};
 
 const TABLE: &str = "bench";
 /// Payload that is made beforehand and sent over and over: more than any cache or compression window holds.
-const FEED_BYTES: usize = 48 << 20;
+pub const FEED_BYTES: usize = 48 << 20;
 const FEED_FRAMES_MAX: usize = 2000;
 /// The load at which latency is measured, of what the row sustains.
 const LIGHT_LOAD: f64 = 0.1;
@@ -33,6 +35,8 @@ const LIGHT_LOAD: f64 = 0.1;
 const FRAME_INTERVAL: Duration = Duration::from_millis(1);
 /// Connections that are being made at the same time: listen queues are short.
 const CONNECTING_MAX: usize = 32;
+/// Edges are many, and nothing grows in a gateway.
+const EDGE_RUN_MAX: Duration = Duration::from_secs(3);
 const SEED: u64 = 20_260_101;
 
 /// How long and how often.
@@ -50,7 +54,12 @@ pub struct Options {
     pub with_limits: bool,
     /// Keys of the rows to run; empty for all.
     pub only: Vec<char>,
+    /// The program that has the bare receivers beside which edges are measured; None: edges are left out.
+    pub loadtest: Option<PathBuf>,
 }
+
+/// What stands for all edges among the keys of rows.
+pub const EDGES_KEY: char = 'e';
 
 /// One kind of load.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -122,9 +131,19 @@ pub struct Feed {
 
 impl Feed {
     fn new(shape: Shape, encoding: Encoding, frame_rows: usize) -> anyhow::Result<Self> {
+        Self::of(shape, encoding, frame_rows, FEED_BYTES)
+    }
+
+    /// Frames of so many records, until there are so many bytes of them.
+    pub(crate) fn of(
+        shape: Shape,
+        encoding: Encoding,
+        frame_rows: usize,
+        feed_bytes: usize,
+    ) -> anyhow::Result<Self> {
         let mut random = StdRng::seed_from_u64(SEED);
         let (mut frames, mut bytes, mut first) = (Vec::new(), 0, 0);
-        while bytes < FEED_BYTES && frames.len() < FEED_FRAMES_MAX {
+        while bytes < feed_bytes && frames.len() < FEED_FRAMES_MAX {
             let batch = shape.batch(first, frame_rows, &mut random);
             let payload = match encoding {
                 Encoding::Arrow => workload::ipc_stream(&batch)?,
@@ -212,8 +231,13 @@ pub struct Paced {
 pub struct Figures {
     /// By row.
     pub rows: Vec<RowFigures>,
+    /// Each edge of the gateway.
+    pub edges: Vec<EdgeFigures>,
     /// What the machine can do.
     pub limits: Option<Limits>,
+    /// Whether anything is aimed at.
+    #[serde(skip)]
+    pub with_aims: bool,
 }
 
 /// Runs the bench. The thread that calls must outlive it; `tell` hears how it goes.
@@ -222,7 +246,8 @@ pub struct Figures {
 /// Anything that fails: there are no figures of a service that does not work.
 pub async fn run(options: &Options, tell: &dyn Fn(&str)) -> anyhow::Result<Figures> {
     std::fs::create_dir_all(&options.dir).with_context(|| options.dir.display().to_string())?;
-    let limits = options.with_limits.then(|| {
+    let edges_alone = options.only == [EDGES_KEY];
+    let limits = (options.with_limits && !edges_alone).then(|| {
         tell("the machine's limits");
         let feed = |row: &Row| Feed::new(row.shape, row.encoding, row.frame_rows);
         let protobuf = Feed::new(ROWS[1].shape, Encoding::Protobuf, ROWS[1].frame_rows)?;
@@ -234,7 +259,24 @@ pub async fn run(options: &Options, tell: &dyn Fn(&str)) -> anyhow::Result<Figur
         let figures = run_row(options, row, tell).await;
         rows.push(figures.with_context(|| format!("row ({}): {}", row.key, row.title))?);
     }
-    Ok(Figures { rows, limits })
+    let with_edges = options.only.is_empty() || options.only.contains(&EDGES_KEY);
+    let edges = match options.loadtest.clone().filter(|_| with_edges) {
+        Some(loadtest) => Box::pin(edges::run(&edge_options(options, loadtest), tell)).await?,
+        None => Vec::new(),
+    };
+    Ok(Figures { rows, edges, limits, with_aims: options.with_limits })
+}
+
+fn edge_options(options: &Options, loadtest: PathBuf) -> edges::Options {
+    edges::Options {
+        sluice: options.sluice.clone(),
+        loadtest,
+        dir: options.dir.clone(),
+        run: options.run.min(EDGE_RUN_MAX),
+        runs: options.runs,
+        feed_bytes: FEED_BYTES,
+        only: Vec::new(),
+    }
 }
 
 async fn run_row(options: &Options, row: &Row, tell: &dyn Fn(&str)) -> anyhow::Result<RowFigures> {

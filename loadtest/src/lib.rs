@@ -14,5 +14,6 @@ pub mod cluster;
 pub mod crash;
 pub mod machine;
 pub mod producer;
+pub mod edges;
 pub mod bench;
 pub mod report;

@@ -1,17 +1,20 @@
-//! `loadtest`: the bench, the crash test with a chosen seed, and a look at a table.
+//! `loadtest`: the bench, edges alone, the crash test with a chosen seed, and a look at a table.
 //!
 //! *Owns*: the command line.
 //! *Does not own*: what the commands do.
 
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use sluice_loadtest::bench::Figures;
 use sluice_loadtest::cluster::find_sluice;
+use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
-use sluice_loadtest::{bench, crash, table};
+use sluice_loadtest::{bench, crash, edges, table};
 
 /// Load, faults and figures for Sluice, on real processes.
 #[derive(Parser)]
@@ -28,6 +31,19 @@ struct Cli {
 enum Command {
     /// Measures the service beside the machine's limits. Ends with status 1 where an aim is missed.
     Bench(BenchArgs),
+    /// Measures each edge of the gateway before a pod that acks all at once, beside a receiver that does nothing but
+    /// forward. Ends with status 1 where an aim is missed.
+    Edges(EdgesArgs),
+    /// Receives what `edges` sends and hands it to its pod.
+    #[command(hide = true)]
+    Bare(bare::Options),
+    /// A Zerobus server that acks everything, for its clients to be measured against.
+    #[command(hide = true)]
+    NullZerobus {
+        /// Where it listens.
+        #[arg(long, default_value = "127.0.0.1:0")]
+        listen: SocketAddr,
+    },
     /// Kills the pod again and again under load, then judges every version of the table.
     Crash {
         /// The seed of a run that is to be repeated [default: a random one].
@@ -46,19 +62,41 @@ enum Command {
 
 #[derive(clap::Args)]
 struct BenchArgs {
-    /// Length of a run.
+    /// Length of a run; of edges at most 3.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
     /// Runs of each row; the one with the median rate counts.
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Rows to run, such as `ab` [default: all].
+    /// Rows to run, such as `ab`; `e` for the edges [default: all].
     #[arg(long, default_value = "")]
     rows: String,
     /// Neither limits nor aims: only whether it works, and how fast.
     #[arg(long)]
     no_aims: bool,
     /// Data goes below this directory, on the disk to measure [default: beside the program].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Write all figures to this file too.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+struct EdgesArgs {
+    /// Length of a run.
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// Runs of each edge and of its bare receiver, in turn; the one with the median CPU time counts.
+    #[arg(long, default_value_t = 3)]
+    runs: usize,
+    /// Edges to run, by the beginnings of their names, such as `quic,zerobus-json` [default: all].
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    edges: Vec<String>,
+    /// No aims: only whether it works, and how fast.
+    #[arg(long)]
+    no_aims: bool,
+    /// Logs go below this directory [default: beside the program].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Write all figures to this file too.
@@ -86,15 +124,16 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let sluice = || cli.sluice.clone().map_or_else(find_sluice, Ok);
     match cli.command {
         Command::Bench(args) => run_bench(sluice()?, args).await,
+        Command::Edges(args) => run_edges(sluice()?, args).await,
+        Command::Bare(options) => bare::run(options).await.map(|()| ExitCode::SUCCESS),
+        Command::NullZerobus { listen } => zerobus::serve(listen).await.map(|()| ExitCode::SUCCESS),
         Command::Crash { seed, dir } => run_crash(sluice()?, seed, dir).await,
         Command::Verify { table } => verify(&table),
     }
 }
 
 async fn run_bench(sluice: PathBuf, args: BenchArgs) -> anyhow::Result<ExitCode> {
-    if cfg!(debug_assertions) && !args.no_aims {
-        eprintln!("this is a debug build: its figures say nothing (cargo build --release)");
-    }
+    say_if_debug(args.no_aims);
     let options = bench::Options {
         dir: args.dir.unwrap_or_else(|| bench::default_dir(&sluice)),
         sluice,
@@ -102,11 +141,38 @@ async fn run_bench(sluice: PathBuf, args: BenchArgs) -> anyhow::Result<ExitCode>
         runs: args.runs,
         with_limits: !args.no_aims,
         only: args.rows.chars().collect(),
+        loadtest: Some(edges::find_loadtest()?),
     };
     let report = Report::new(bench::run(&options, &|what| eprintln!("bench: {what}")).await?);
+    tell(&report, args.json.as_deref())
+}
+
+async fn run_edges(sluice: PathBuf, args: EdgesArgs) -> anyhow::Result<ExitCode> {
+    say_if_debug(args.no_aims);
+    let options = edges::Options {
+        loadtest: edges::find_loadtest()?,
+        dir: args.dir.unwrap_or_else(|| bench::default_dir(&sluice)),
+        sluice,
+        run: Duration::try_from_secs_f64(args.seconds).context("--seconds")?,
+        runs: args.runs,
+        feed_bytes: bench::FEED_BYTES,
+        only: args.edges,
+    };
+    let edges = edges::run(&options, &|what| eprintln!("edges: {what}")).await?;
+    let figures = Figures { rows: Vec::new(), edges, limits: None, with_aims: !args.no_aims };
+    tell(&Report::new(figures), args.json.as_deref())
+}
+
+fn say_if_debug(no_aims: bool) {
+    if cfg!(debug_assertions) && !no_aims {
+        eprintln!("this is a debug build: its figures say nothing (cargo build --release)");
+    }
+}
+
+fn tell(report: &Report, json: Option<&Path>) -> anyhow::Result<ExitCode> {
     println!("{report}");
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report)?;
+    if let Some(path) = json {
+        let text = serde_json::to_string_pretty(report)?;
         std::fs::write(path, text).with_context(|| path.display().to_string())?;
     }
     Ok(if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -127,7 +193,7 @@ async fn run_crash(sluice: PathBuf, seed: Option<u64>, dir: Option<PathBuf>) -> 
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn verify(root: &std::path::Path) -> anyhow::Result<ExitCode> {
+fn verify(root: &Path) -> anyhow::Result<ExitCode> {
     for version in table::read_versions(root)? {
         let rows: u64 = version.files.iter().map(|file| file.rows()).sum();
         println!("version {}: {} files, {rows} rows", version.version, version.files.len());

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::bench::{Figures, Paced, RowFigures};
+use crate::edges::{EdgeFigures, Side};
 use crate::machine::{Codec, Limits};
 
 /// (a), MB/s of payload.
@@ -20,6 +21,8 @@ const ACK_FLUSHES_MAX: f64 = 2.5;
 const COMMITTED_MS_MAX: f64 = 1500.0;
 /// CPU of the pod, in that of decoding, log write and Parquet done bare.
 const POD_CPU_MAX: f64 = 1.5;
+/// CPU of the gateway, in that of a receiver that does nothing but forward.
+const EDGE_CPU_MAX: f64 = 1.5;
 
 /// One line of the table.
 #[derive(Debug, Clone, Serialize)]
@@ -97,7 +100,9 @@ impl Report {
     /// Puts figures, limits and aims together.
     pub fn new(figures: Figures) -> Self {
         let limits = figures.limits.as_ref();
-        let lines = figures.rows.iter().flat_map(|row| row_lines(row, limits)).collect();
+        let rows = figures.rows.iter().flat_map(|row| row_lines(row, limits));
+        let edges = figures.edges.iter().flat_map(|edge| edge_lines(edge, figures.with_aims));
+        let lines = rows.chain(edges).collect();
         Self { lines, figures }
     }
 
@@ -154,6 +159,19 @@ fn paced_lines(key: char, paced: &Paced) -> Vec<Figure> {
     ]
 }
 
+fn edge_lines(figures: &EdgeFigures, with_aims: bool) -> [Figure; 3] {
+    let (gateway, bare) = (&figures.gateway.median, &figures.bare.median);
+    let name = |what: &str| format!("{} of {}: {what}", figures.edge.name, figures.shape);
+    let beside = |value| Some(("receive + forward, bare", value));
+    [
+        Figure::new(name("gateway CPU"), gateway.cpu_s_per_gb, "s/GB")
+            .beside(beside(bare.cpu_s_per_gb))
+            .aiming(with_aims.then_some(Aim::AtMost(EDGE_CPU_MAX * bare.cpu_s_per_gb))),
+        Figure::new(name("payload, durable"), gateway.mb_per_s, "MB/s").beside(beside(bare.mb_per_s)),
+        Figure::new(name("records, durable"), gateway.records_per_s, "/s").beside(beside(bare.records_per_s)),
+    ]
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(limits) = &self.figures.limits {
@@ -162,6 +180,18 @@ impl fmt::Display for Report {
         for row in &self.figures.rows {
             let rates: Vec<String> = row.runs.iter().map(|run| number(run.records_per_s)).collect();
             writeln!(f, "({}) {}: records/s by run: {}", row.row.key, row.row.title, rates.join(", "))?;
+        }
+        for edge in &self.figures.edges {
+            let cpu = |side: &Side| {
+                let runs: Vec<String> = side.runs.iter().map(|run| number(run.cpu_s_per_gb)).collect();
+                runs.join(", ")
+            };
+            let (name, shape, kb) = (edge.edge.name, edge.shape, edge.message_bytes / 1e3);
+            let (gateway, bare) = (cpu(&edge.gateway), cpu(&edge.bare));
+            writeln!(
+                f,
+                "{name} of {shape}, {kb:.1} KB messages: CPU s/GB by run: gateway {gateway}; bare {bare}"
+            )?;
         }
         writeln!(f)?;
         let head = ["figure", "value", "unit", "limit", "of", "ratio", "aim", "met"].map(str::to_owned);
@@ -265,6 +295,7 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::edges::{EDGES, Run};
 
     #[test]
     fn numbers_are_short() {
@@ -280,5 +311,22 @@ mod tests {
         assert_eq!(figure(3.0, Some(Aim::AtLeast(2.0))), Some(true));
         assert_eq!(figure(1.0, Some(Aim::AtLeast(2.0))), Some(false));
         assert_eq!(figure(1.0, None), None);
+    }
+
+    #[test]
+    fn a_gateway_may_take_half_as_much_again_as_the_least() {
+        let side = |cpu_s_per_gb| {
+            let run = Run { records: 1, mb_per_s: 100.0, records_per_s: 1000.0, cpu_s_per_gb };
+            Side { runs: vec![run], median: run }
+        };
+        for (gateway, with_aims, expected) in
+            [(3.0, true, Some(true)), (3.1, true, Some(false)), (3.1, false, None)]
+        {
+            let (edge, gateway, bare) = (EDGES[0], side(gateway), side(2.0));
+            let figures = EdgeFigures { edge, shape: "1 KB", message_bytes: 1e6, gateway, bare };
+            let [cpu, ..] = edge_lines(&figures, with_aims);
+            assert_eq!(cpu.is_met(), expected);
+            assert_eq!(cpu.ratio(), Some(cpu.value / 2.0));
+        }
     }
 }

@@ -17,6 +17,7 @@ async fn every_row_of_the_bench_arrives_in_its_table() {
         runs: 1,
         with_limits: false,
         only: Vec::new(),
+        loadtest: None,
     };
     // The bench itself compares the records that were committed with the table's rows.
     let ran = Box::pin(bench::run(&options, &|what| println!("{what}"))).await;
