@@ -35,6 +35,10 @@ use crate::socket::{Begins, Counted, Socket, TLS_HANDSHAKE};
 /// HTTP/2 receive windows, per call and per connection: at the default of 64 KiB a client 100 ms away sends 0.6 MB/s.
 const CALL_WINDOW_BYTES: u32 = 4 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// Of a body in one read, which becomes a frame or few: heads have a bound of their own (`heads`).
+const READ_BYTES_MAX: usize = 256 << 10;
+/// Of an HTTP/2 frame: at the default of 16 KiB a batch comes in many pieces, which have to be put together.
+const FRAME_BYTES_MAX: u32 = 1 << 20;
 const CALLS_PER_CONNECTION_MAX: u32 = 1000;
 /// Calls that a client has reset before they were looked at: beyond, it does nothing else, and its connection ends.
 const RESETS_WAITING_MAX: usize = 20;
@@ -255,7 +259,7 @@ async fn serve(mut socket: Socket, router: Router, connection: Connection, app: 
             builder
                 .timer(TokioTimer::new())
                 .header_read_timeout(app.config.handshake_timeout())
-                .max_buf_size(HEAD_BYTES_MAX);
+                .max_buf_size(READ_BYTES_MAX);
             let socket = TokioIo::new(Http1Socket::new(socket));
             let serving = builder.serve_connection(socket, service).with_upgrades();
             until_drained!(serving, app)
@@ -360,6 +364,7 @@ fn http2_builder(scope: TaskScope) -> http2::Builder<InScope> {
         .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
         .max_pending_accept_reset_streams(RESETS_WAITING_MAX)
         .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_frame_size(FRAME_BYTES_MAX)
         .max_header_list_size(HEAD_BYTES_MAX as u32)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
