@@ -124,13 +124,13 @@ class Sluice:
         with urllib.request.urlopen(asked, timeout=WAIT_SECONDS) as answer:
             return answer.read().decode()
 
-    def create_table(self, *fields, table=TABLE):
+    def create_table(self, *fields, table=TABLE, properties=()):
         """Each field: name, type and, where it may not be null, `False`."""
         fields = [
             {"name": name, "type": kind, "nullable": nullable}
             for name, kind, nullable in [(*field, True)[:3] for field in fields]
         ]
-        spec = json.dumps({"schema": {"fields": fields}}).encode()
+        spec = json.dumps({"schema": {"fields": fields}, "properties": dict(properties)}).encode()
         self.request("PUT", f"/v1/tables/{table}", spec)
 
     def metric(self, name):
@@ -138,11 +138,11 @@ class Sluice:
         assert found, f"no metric {name}"
         return float(found[1])
 
-    def rows(self, table=TABLE):
+    def rows(self, table=TABLE, without=("_ingested_at",)):
         """Of each stream in turn, in order: offset and columns."""
         path = os.path.join(self.directory, "tables", *table.split("."))
         # Timestamps take the reader most of its time, and no case asks for this one.
-        rows = DeltaTable(path).to_pyarrow_table().drop_columns(["_ingested_at"])
+        rows = DeltaTable(path).to_pyarrow_table().drop_columns(list(without))
         return rows.sort_by([("_stream", "ascending"), ("_offset", "ascending")]).to_pylist()
 
     def has_table(self, table=TABLE):

@@ -375,6 +375,26 @@ class Records(Zerobus):
         lengths = [len(json.dumps({"id": row["id"], "text": row["text"]})) for row in sluice.rows()[:4]]
         self.assertEqual(lengths, sizes)
 
+    def test_bad_records_are_kept_where_their_table_keeps_them_and_the_stream_goes_on(self):
+        sluice = self.start()
+        sluice.create_table(("id", "int64"), properties={"sluice.on_invalid": "quarantine"})
+        stream = open_stream(sluice.gateway.address)
+        for number in range(600):
+            bad = number % 100 == 50
+            offset = stream.ingest_record_offset(json.dumps({"id": f"no {number}"}) if bad else record(number))
+            if number == 300:
+                stream.wait_for_offset(offset)
+                sluice.restart_pod(signal.SIGKILL)
+        stream.wait_for_offset(offset)
+        stream.close()
+        sluice.end()
+        rows = sluice.rows()
+        self.assertEqual([row["id"] for row in rows], [number for number in range(600) if number % 100 != 50])
+        kept = sluice.rows(f"{TABLE}__rejected", without=())
+        self.assertEqual([row["_offset"] for row in kept], list(range(50, 600, 100)))
+        self.assertEqual(kept[2]["raw"], b'{"id": "no 250"}')
+        self.assertEqual((kept[2]["reason"], kept[2]["field"]), ("wrong_type", "id"))
+
     def test_a_bad_record_ends_the_stream_and_is_named(self):
         for bad, words in [
             ({"id": "one"}, "request 1, record 0, column id"),
