@@ -18,3 +18,7 @@ pub(crate) mod quic;
 pub(crate) mod tcp;
 pub(crate) mod websocket;
 pub(crate) mod zerobus;
+
+/// What the names of streams begin with that an edge makes itself.
+const POSTED: &str = "post/";
+const PERSISTENT: &str = "zerobus/";

@@ -10,6 +10,7 @@ use sluice_shared::frame::{Encoding, Open, ProducerFrame, count_lines, count_mes
 use sluice_shared::ids::TableName;
 
 use crate::auth::Credential;
+use crate::edge::{PERSISTENT, POSTED};
 use crate::session::{Input, Records};
 use crate::upstream::OpenTerms;
 
@@ -93,6 +94,13 @@ pub(crate) fn terms(open: Open, table: TableName) -> Result<OpenTerms, Error> {
         }
     };
     let credential = Credential::token(open.token.as_deref());
+    if let Some(reserved) = [POSTED, PERSISTENT]
+        .iter()
+        .find(|reserved| open.name.as_ref().is_some_and(|name| name.as_str().starts_with(**reserved)))
+    {
+        let message = format!("no stream can be named {reserved}…: such names are given by Sluice itself");
+        return Err(Error::invalid("reserved_name", message));
+    }
     let terms = match open.name {
         Some(name) => OpenTerms::named(table, open.encoding, credential, name),
         None if open.resume_at.is_some_and(|offset| offset > 0) => {

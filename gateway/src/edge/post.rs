@@ -26,6 +26,7 @@ use uuid::Uuid;
 
 use crate::app::App;
 use crate::auth::Credential;
+use crate::edge::POSTED;
 use crate::edge::http::{Granted, Refusal, ToWrite, json_response};
 use crate::session::{self, Edge, Ended, Input, going_away};
 use crate::upstream::OpenTerms;
@@ -228,7 +229,7 @@ fn key(headers: &HeaderMap) -> Result<Option<StreamName>, Refusal> {
         return Err(Error::invalid("invalid_idempotency_key", message).into());
     }
     let named = [b"sluice:idempotency-key:", bytes].concat();
-    let name = format!("post/{}", Uuid::new_v5(&Uuid::NAMESPACE_URL, &named));
+    let name = format!("{POSTED}{}", Uuid::new_v5(&Uuid::NAMESPACE_URL, &named));
     Ok(Some(name.parse().map_err(Error::from)?))
 }
 

@@ -35,6 +35,7 @@ use uuid::Uuid;
 
 use crate::app::App;
 use crate::auth::{Credential, Privilege};
+use crate::edge::PERSISTENT;
 use crate::session::{self, Edge, Ended, Input, Records};
 use crate::upstream::OpenTerms;
 use calls::{Call, Place, admit, status};
@@ -46,8 +47,6 @@ pub(crate) const PATH: &str = "/databricks.zerobus.Zerobus/{method}";
 const ANSWERS_WAITING_MAX: usize = 8;
 /// Of a message, beside its records.
 const MESSAGE_OVERHEAD_BYTES: usize = 1 << 20;
-/// What the names of persistent streams begin with.
-const PERSISTENT: &str = "zerobus/";
 
 /// The service.
 #[derive(Clone)]

@@ -147,3 +147,14 @@ async fn only_a_named_stream_can_be_resumed() {
     let mut nameless = Producer::connect(&gateway, "t/stream?resume_at=4", None).await;
     assert_eq!(nameless.json().await["error"]["code"], "resume_without_name");
 }
+
+#[tokio::test]
+async fn names_that_other_edges_give_are_not_taken() {
+    let pod = FakePod::start("pod-1");
+    let gateway = gateway(&[&pod]).await;
+    for name in ["post/1", "zerobus/main.default.t/1"] {
+        let mut producer = Producer::connect(&gateway, &format!("t/stream?name={name}"), None).await;
+        assert_eq!(producer.json().await["error"]["code"], "reserved_name", "{name}");
+    }
+    assert!(pod.see(|memory| memory.opens.is_empty()));
+}
