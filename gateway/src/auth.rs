@@ -95,12 +95,21 @@ struct Allowed {
 }
 
 /// What is allowed of one table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Permit {
     /// For how long; None for ever.
     pub(crate) left: Option<Duration>,
     /// The table may be made where it does not exist.
     pub(crate) may_create: bool,
+    /// Who it is; None where nobody is asked. A named stream is its own.
+    pub(crate) client: Option<Arc<str>>,
+}
+
+impl Permit {
+    /// As pods are told: empty where nobody is asked.
+    pub(crate) fn client(&self) -> String {
+        self.client.as_deref().unwrap_or_default().to_owned()
+    }
 }
 
 impl Access {
@@ -119,7 +128,8 @@ impl Access {
             return Err(Error::forbidden("missing_privilege", message));
         }
         let left = self.0.as_ref().map(|allowed| allowed.left);
-        Ok(Permit { left, may_create: self.allows(table, Privilege::Create) })
+        let client = self.0.as_ref().map(|allowed| Arc::from(allowed.client.as_str()));
+        Ok(Permit { left, may_create: self.allows(table, Privilege::Create), client })
     }
 }
 
@@ -354,7 +364,7 @@ mod tests {
     fn an_open_gateway_asks_nobody() {
         let auth = Auth { tokens: None, life: Duration::from_secs(1) };
         let permit = auth.check(&Credential::default(), &table("x"), Privilege::Write).expect("open");
-        assert_eq!(permit, Permit { left: None, may_create: true });
+        assert_eq!(permit, Permit { left: None, may_create: true, client: None });
         assert_eq!(auth.issue("any", "thing", None).expect("open").token, "open");
     }
 }

@@ -128,6 +128,10 @@ impl OpenTerms {
             Encoding::Protobuf => proto::Encoding::Protobuf,
             Encoding::Avro => proto::Encoding::Avro,
         };
+        let permit = match &self.right {
+            Right::Granted(permit) => Some(permit),
+            Right::Claimed(_) => None,
+        };
         proto::Open {
             table: self.table.to_string(),
             name: self.name.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -140,7 +144,8 @@ impl OpenTerms {
             schema: self.schema.clone(),
             schema_id: self.schema_id.unwrap_or_default(),
             schema_pinned: self.schema_id.is_some(),
-            may_not_create: !matches!(self.right, Right::Granted(Permit { may_create: true, .. })),
+            may_not_create: !permit.is_some_and(|permit| permit.may_create),
+            client: permit.map(Permit::client).unwrap_or_default(),
             whole_requests: self.whole_requests,
             existence: self.existence.into(),
         }
@@ -385,9 +390,15 @@ impl Upstream {
     ///
     /// # Errors
     /// `NotFound`; `Unavailable` where the table's home, or a log that has some of the stream, does not answer.
-    pub(crate) async fn retire_stream(&self, table: &TableName, name: &StreamName) -> Result<(), Error> {
+    pub(crate) async fn retire_stream(
+        &self,
+        table: &TableName,
+        name: &StreamName,
+        permit: &Permit,
+    ) -> Result<(), Error> {
         let (pod, mut home) = self.home(table)?;
-        let request = proto::RetireRequest { table: table.to_string(), name: name.to_string() };
+        let client = permit.client();
+        let request = proto::RetireRequest { table: table.to_string(), name: name.to_string(), client };
         answered(home.retire(request)).await.map(|_| ()).map_err(|error| self.named(&pod, error))
     }
 

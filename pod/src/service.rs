@@ -96,9 +96,9 @@ impl proto::pod_server::Pod for PodService {
         &self,
         request: Request<proto::RetireRequest>,
     ) -> Result<Response<proto::RetireResponse>, Status> {
-        let proto::RetireRequest { table, name } = request.into_inner();
+        let proto::RetireRequest { table, name, client } = request.into_inner();
         let name = name.parse().map_err(Error::from)?;
-        self.retire_stream(&table_name(&table)?, name).await?;
+        self.retire_stream(&table_name(&table)?, name, &client).await?;
         Ok(Response::new(proto::RetireResponse {}))
     }
 

@@ -106,10 +106,10 @@ impl zerobus_server::Zerobus for Zerobus {
             let RetireStreamRequest { table_name, identifier } = request.into_inner();
             let id = identifier.map(|retire_stream_request::Identifier::StreamId(id)| id);
             let (table, name) = persistent(&id.unwrap_or_default())?;
-            self.app.auth.check(&credential, &table, Privilege::Write)?;
+            let permit = self.app.auth.check(&credential, &table, Privilege::Write)?;
             agreed(table_name.as_deref().map(str::parse).transpose()?, Some(&table))?;
             agreed(header, Some(&table))?;
-            self.app.upstream.retire_stream(&table, &name).await
+            self.app.upstream.retire_stream(&table, &name, &permit).await
         };
         match retire.await {
             Ok(()) => Ok(Response::new(RetireStreamResponse {})),

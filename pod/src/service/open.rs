@@ -115,6 +115,7 @@ struct Wish {
     may_create: bool,
     whole_requests: bool,
     existence: proto::Existence,
+    client: Option<String>,
 }
 
 impl Wish {
@@ -133,6 +134,7 @@ impl Wish {
         SessionTerms {
             old: self.existence == proto::Existence::Old,
             encoding: self.counts_requests().then_some(self.encoding),
+            client: self.client.clone(),
         }
     }
 }
@@ -174,6 +176,7 @@ impl TryFrom<proto::Open> for Wish {
             may_create: !open.may_not_create,
             whole_requests: open.whole_requests,
             existence,
+            client: Some(open.client).filter(|client| !client.is_empty()),
         })
     }
 }
@@ -286,7 +289,7 @@ impl Opener<'_> {
             let record = records.join_session(wish.session, ours).await?;
             return Ok(wish.go_on(record.stream(), wish.session));
         }
-        let record = records.begin_session(ours, wish.session_terms()).await?;
+        let record = records.begin_session(ours, &wish.session_terms()).await?;
         let (id, session) = (record.stream(), record.session);
         let (in_log, in_other_logs) = self.service.fence_all(table, &record).await?;
         let in_table = table.watermark(&id).await?;
@@ -333,7 +336,10 @@ impl Opener<'_> {
         if let Some(name) = &wish.name {
             // It was opened as a new stream before there was a table: another producer may have done so too.
             let records = Records::new(table.store(), name.clone());
-            records.begin_first_session(&self.service.log).await.map_err(End::Failed)?;
+            records
+                .begin_first_session(&self.service.log, &wish.session_terms())
+                .await
+                .map_err(End::Failed)?;
         }
         let opened = self.hold(&wish, table, &place, None).map_err(End::Failed)?;
         Ok(Opened { early, ..opened })
@@ -412,9 +418,15 @@ impl PodService {
     }
 
     /// Ends a named stream for good. What it has in logs still goes into the table.
-    pub(super) async fn retire_stream(&self, table: &TableName, name: StreamName) -> Result<(), Error> {
+    pub(super) async fn retire_stream(
+        &self,
+        table: &TableName,
+        name: StreamName,
+        client: &str,
+    ) -> Result<(), Error> {
         let table = self.tables.open(table).await?;
-        let record = Records::new(table.store(), name).retire().await?;
+        let client = Some(client).filter(|client| !client.is_empty());
+        let record = Records::new(table.store(), name).retire(client).await?;
         self.fence_all(&table, &record).await.map(|_| ())
     }
 }

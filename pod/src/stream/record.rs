@@ -39,6 +39,9 @@ pub struct StreamRecord {
     /// How the records of a stream that counts its requests are encoded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<Encoding>,
+    /// Who began it, where that was asked: no other may go on with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
     /// The stream has ended for good.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub retired: bool,
@@ -81,12 +84,13 @@ impl Records {
     ///
     /// # Errors
     /// What `terms` say of the stream; `Unavailable` where the storage fails or rivals are always faster.
-    pub async fn begin_session(&self, log: &LogEntry, terms: SessionTerms) -> Result<StreamRecord, Error> {
+    pub async fn begin_session(&self, log: &LogEntry, terms: &SessionTerms) -> Result<StreamRecord, Error> {
         self.change(|old| {
             terms.check(&self.name, old.as_ref())?;
             let mut new = old.unwrap_or_else(|| self.first());
             new.session.0 += 1;
             new.encoding = new.encoding.or(terms.encoding);
+            new.client = new.client.or_else(|| terms.client.clone());
             add(&mut new.logs, log);
             Ok(Some(new))
         })
@@ -97,10 +101,12 @@ impl Records {
     /// as it is where the stream has ended already.
     ///
     /// # Errors
-    /// `NotFound` where there is no such stream; `Unavailable` where the storage fails.
-    pub async fn retire(&self) -> Result<StreamRecord, Error> {
+    /// `NotFound` where there is no such stream; `Forbidden` where it is another client's; `Unavailable` where the
+    /// storage fails.
+    pub async fn retire(&self, client: Option<&str>) -> Result<StreamRecord, Error> {
         self.change(|old| {
             let mut record = old.ok_or_else(|| not_found(&self.name))?;
+            check_client(&record, client)?;
             let was_retired = std::mem::replace(&mut record.retired, true);
             record.session.0 += 1;
             Ok((!was_retired).then_some(record))
@@ -112,11 +118,16 @@ impl Records {
     ///
     /// # Errors
     /// `Unavailable` where somebody has, or the storage fails.
-    pub async fn begin_first_session(&self, log: &LogEntry) -> Result<StreamRecord, Error> {
+    pub async fn begin_first_session(
+        &self,
+        log: &LogEntry,
+        terms: &SessionTerms,
+    ) -> Result<StreamRecord, Error> {
         self.change(|old| match old {
             None => {
                 let logs = vec![log.clone()];
-                Ok(Some(StreamRecord { session: FIRST_SESSION, logs, ..self.first() }))
+                let client = terms.client.clone();
+                Ok(Some(StreamRecord { session: FIRST_SESSION, logs, client, ..self.first() }))
             }
             Some(_) => {
                 let message = format!(
@@ -174,6 +185,7 @@ impl Records {
             session: SessionId(0),
             logs: Vec::new(),
             encoding: None,
+            client: None,
             retired: false,
             nonce: Uuid::nil(),
         }
@@ -274,12 +286,14 @@ impl Records {
 }
 
 /// What a new session expects of its stream.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct SessionTerms {
     /// It is there already.
     pub old: bool,
     /// Its records are encoded so, from its first session on.
     pub encoding: Option<Encoding>,
+    /// Who opens it, where that was asked.
+    pub client: Option<String>,
 }
 
 impl SessionTerms {
@@ -287,6 +301,7 @@ impl SessionTerms {
         let Some(old) = old else {
             return if self.old { Err(not_found(name)) } else { Ok(()) };
         };
+        check_client(old, self.client.as_deref())?;
         if old.retired {
             return Err(retired(name));
         }
@@ -297,6 +312,17 @@ impl SessionTerms {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Who was never asked is let in, as into a stream whose first producer was not.
+fn check_client(record: &StreamRecord, client: Option<&str>) -> Result<(), Error> {
+    match (record.client.as_deref(), client) {
+        (Some(owner), Some(client)) if owner != client => {
+            let message = format!("stream {}: another client began it: take another name", record.name);
+            Err(Error::forbidden("not_its_client", message))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -342,11 +368,11 @@ mod tests {
     async fn a_new_session_fences_the_older_wherever_it_is() {
         let records = records(&Arc::new(InMemory::new()));
         let (a, b) = (log("a"), log("b"));
-        let first = records.begin_session(&a, SessionTerms::default()).await.expect("begun");
+        let first = records.begin_session(&a, &SessionTerms::default()).await.expect("begun");
         assert_eq!(first.session, SessionId(1));
         let moved = records.join_session(first.session, &b).await.expect("joined");
         assert_eq!(moved.logs, [a.clone(), b.clone()]);
-        let second = records.begin_session(&b, SessionTerms::default()).await.expect("begun");
+        let second = records.begin_session(&b, &SessionTerms::default()).await.expect("begun");
         assert_eq!((second.session, second.logs), (SessionId(2), vec![a, b.clone()]));
         let error = records.join_session(first.session, &b).await.expect_err("older");
         assert_eq!(error.kind, ErrorKind::Fenced);
@@ -357,7 +383,7 @@ mod tests {
         let store = Arc::new(InMemory::new());
         let opens = (0..8).map(|_| async {
             let records = records(&store);
-            records.begin_session(&log("a"), SessionTerms::default()).await.expect("begun").session.0
+            records.begin_session(&log("a"), &SessionTerms::default()).await.expect("begun").session.0
         });
         let mut sessions = futures_util::future::join_all(opens).await;
         sessions.sort_unstable();
@@ -368,9 +394,9 @@ mod tests {
     async fn logs_are_dropped_only_from_the_record_that_was_seen() {
         let records = records(&Arc::new(InMemory::new()));
         let (a, b) = (log("a"), log("b"));
-        let seen = records.begin_session(&a, SessionTerms::default()).await.expect("begun");
+        let seen = records.begin_session(&a, &SessionTerms::default()).await.expect("begun");
         let seen = records.join_session(seen.session, &b).await.expect("joined");
-        let newer = records.begin_session(&b, SessionTerms::default()).await.expect("begun");
+        let newer = records.begin_session(&b, &SessionTerms::default()).await.expect("begun");
         records.keep_only(&seen, &b).await.expect("no change");
         records.keep_only(&newer, &b).await.expect("changed");
         let record = records.join_session(newer.session, &b).await.expect("joined");

@@ -145,7 +145,8 @@ async fn a_retired_stream_takes_nothing_any_more() {
     let mut call = Call::open(&client, counted(Existence::New)).await.expect("opens");
     call.send_requests(0..3, &[], span(0, 0, &[3])).await;
     call.durable(3).await;
-    let retire = || RetireRequest { table: "t".to_owned(), name: "zerobus/one".to_owned() };
+    let retire =
+        || RetireRequest { table: "t".to_owned(), name: "zerobus/one".to_owned(), client: String::new() };
     client.retire(retire()).await.expect("retired");
     client.retire(retire()).await.expect("retired before");
     assert_eq!(call.failure().await.code(), Code::Aborted);
@@ -156,5 +157,30 @@ async fn a_retired_stream_takes_nothing_any_more() {
     pod.drain().await;
     let (pod, client) = start(data.path()).await;
     assert_eq!(rows(&client).await, 3, "what was acked is in the table");
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_named_stream_is_its_first_clients() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, mut client) = with_table(data.path()).await;
+    let by = |who: &str| proto::Open { client: who.to_owned(), ..counted(Existence::Any) };
+    let mut first = Call::open(&client, by("plant")).await.expect("opens");
+    first.send_requests(0..3, &[], span(0, 0, &[3])).await;
+    first.durable(3).await;
+    let status = Call::open(&client, by("guest")).await.err().expect("refused");
+    assert_eq!(status.code(), Code::PermissionDenied);
+    assert!(!status.message().contains('3') && !status.message().contains("plant"), "{status:?}");
+    let retire = |who: &str| RetireRequest {
+        table: "t".to_owned(),
+        name: "zerobus/one".to_owned(),
+        client: who.to_owned(),
+    };
+    assert_eq!(client.retire(retire("guest")).await.expect_err("refused").code(), Code::PermissionDenied);
+    // Neither has fenced it.
+    first.send_requests(3..4, &[], span(3, 1, &[1])).await;
+    first.durable(4).await;
+    assert_eq!(Call::open(&client, by("plant")).await.expect("opens").opened.requests, 2);
+    client.retire(retire("plant")).await.expect("retired");
     pod.drain().await;
 }
