@@ -172,7 +172,7 @@ impl<D: Dialect> ZerobusEdge<D> {
         };
         let (_, records) =
             records.filter(|(encoding, _)| *encoding == self.encoding).ok_or_else(records::wrong_kind)?;
-        let (payload, count) = records::payload(self.encoding, &records)?;
+        let (payload, count) = records::payload(self.encoding, records.as_slice())?;
         if D::IS_PERSISTENT && count == 0 {
             let message = "a batch without records: nothing would make its offset durable";
             return Err(Error::invalid("empty_batch", message));

@@ -173,29 +173,32 @@ impl Window {
     /// Takes the next `count` records. None, and nothing is changed, where their offsets would not fit in 64 bits.
     pub(crate) fn push(&mut self, count: u32, payload: Bytes) -> Option<OffsetRange> {
         let range = OffsetRange::from_count(self.next_offset, u64::from(count))?;
-        let requests = self
-            .next_request
-            .and_then(|requests| RequestSpan::new(Boundary { offset: range.start, requests }, vec![count]));
-        self.next_request = self.next_request.map(|requests| requests + 1);
+        let first_request = self.next_request;
+        let requests = || {
+            let start = Boundary { offset: range.start, requests: first_request? };
+            RequestSpan::new(start, vec![count])
+        };
         let small = self.merge != Merge::Never && payload.len() <= SMALL_BYTES;
         if !small {
             self.seal();
-            let frame = Frame { first_offset: range.start, count, payload, requests };
+            let frame = Frame { first_offset: range.start, count, payload, requests: requests() };
             self.grow(frame.bytes());
             self.frames.push_back(frame);
-        } else if !self.merged(count, &payload, &requests) {
+        } else if !self.merged(count, &payload) {
             self.seal();
+            let requests = requests();
             let request_bytes = requests.as_ref().map_or(0, |_| REQUEST_BYTES);
             self.grow(payload.len() + FRAME_OVERHEAD_BYTES + request_bytes);
             let payload = BytesMut::from(&payload[..]);
             self.merging = Some(Merging { first_offset: range.start, count, payload, requests });
         }
         self.next_offset = range.end;
+        self.next_request = first_request.map(|requests| requests + 1);
         Some(range)
     }
 
     /// Adds to the frame that is being merged, if it has room.
-    fn merged(&mut self, count: u32, payload: &[u8], requests: &Option<RequestSpan>) -> bool {
+    fn merged(&mut self, count: u32, payload: &[u8]) -> bool {
         let Some(merging) = &mut self.merging else { return false };
         let Some(sum) = merging.count.checked_add(count) else { return false };
         if merging.payload.len() + 1 + payload.len() > MERGED_BYTES_MAX {
@@ -208,8 +211,8 @@ impl Window {
         merging.payload.extend_from_slice(payload);
         merging.count = sum;
         let mut grown = merging.payload.len() - before;
-        if let (Some(merging), Some(requests)) = (&mut merging.requests, requests) {
-            merging.extend(requests.clone());
+        if let Some(requests) = &mut merging.requests {
+            requests.counts.push(count);
             grown += REQUEST_BYTES;
         }
         self.grow(grown);

@@ -135,10 +135,18 @@ impl<Q: Send + 'static, A: Send> Call<Q, A> {
             pause.set(!read);
         }
         let reading = read && !self.finished;
-        let request = tokio::select! {
-            biased; // what was told leaves first: acks let the client go on
-            left = self.answers.progress() => return Err(left),
-            request = self.requests.message(), if reading => request,
+        let request = if reading && self.answers.has_room() {
+            tokio::select! {
+                biased; // requests first: whether the call has ended takes locks to see, and is seen when none comes
+                request = self.requests.message() => request,
+                left = self.answers.progress() => return Err(left),
+            }
+        } else {
+            tokio::select! {
+                biased; // what was told leaves first: acks let the client go on
+                left = self.answers.progress() => return Err(left),
+                request = self.requests.message(), if reading => request,
+            }
         };
         match request {
             Ok(Some(request)) => Ok(request),
@@ -150,7 +158,7 @@ impl<Q: Send + 'static, A: Send> Call<Q, A> {
                 let message = format!("{}: {}", error.message(), self.advice);
                 Err(Input::Refused(Error::invalid("record_too_large", message)))
             }
-            Err(error) if error.code() == tonic::Code::DeadlineExceeded => {
+            Err(error) if error.code() == Code::DeadlineExceeded => {
                 Err(Input::Refused(framed::frame_timeout()))
             }
             Err(_) => Err(Input::Gone("connection lost")),

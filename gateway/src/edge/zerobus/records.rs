@@ -69,18 +69,35 @@ fn put_varint(to: &mut BytesMut, mut value: usize) {
     to.put_u8(value as u8);
 }
 
-pub(super) fn one(record: Option<Record>) -> Option<(Encoding, Vec<Bytes>)> {
-    match record? {
-        Record::JsonRecord(text) => Some((Encoding::Json, vec![text])),
-        Record::ProtoEncodedRecord(message) => Some((Encoding::Protobuf, vec![message])),
-        Record::AvroEncodedRecord(datum) => Some((Encoding::Avro, vec![datum])),
+/// The records of a request: mostly one, for which no list is made.
+pub(super) enum Records {
+    One(Bytes),
+    Many(Vec<Bytes>),
+}
+
+impl Records {
+    pub(super) fn as_slice(&self) -> &[Bytes] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
     }
 }
 
-pub(super) fn many(batch: Option<Batch>) -> Option<(Encoding, Vec<Bytes>)> {
-    match batch? {
-        Batch::JsonBatch(batch) => Some((Encoding::Json, batch.records)),
-        Batch::ProtoEncodedBatch(batch) => Some((Encoding::Protobuf, batch.records)),
-        Batch::AvroBatch(batch) => Some((Encoding::Avro, batch.records)),
-    }
+pub(super) fn one(record: Option<Record>) -> Option<(Encoding, Records)> {
+    let (encoding, record) = match record? {
+        Record::JsonRecord(text) => (Encoding::Json, text),
+        Record::ProtoEncodedRecord(message) => (Encoding::Protobuf, message),
+        Record::AvroEncodedRecord(datum) => (Encoding::Avro, datum),
+    };
+    Some((encoding, Records::One(record)))
+}
+
+pub(super) fn many(batch: Option<Batch>) -> Option<(Encoding, Records)> {
+    let (encoding, records) = match batch? {
+        Batch::JsonBatch(batch) => (Encoding::Json, batch.records),
+        Batch::ProtoEncodedBatch(batch) => (Encoding::Protobuf, batch.records),
+        Batch::AvroBatch(batch) => (Encoding::Avro, batch.records),
+    };
+    Some((encoding, Records::Many(records)))
 }
