@@ -27,6 +27,8 @@ use crate::metrics::Metrics;
 use crate::peers::{PeerLimits, PeerPlace, Peers, Refused};
 use crate::upstream::Upstream;
 
+/// Parquet bodies that are unpacked at the same time: each can take as much memory as its largest rows have.
+const UNPACKING_MAX: usize = 2;
 /// When a connection that was refused may be tried again.
 const REFUSED_RETRY: Duration = Duration::from_secs(1);
 /// What is cancelled ends at once, or is stuck.
@@ -49,6 +51,8 @@ pub(crate) struct App {
     pub(crate) scope: TaskScope,
     pub(crate) budget: Arc<Budget>,
     places: Arc<Semaphore>,
+    /// For Parquet bodies that are unpacked.
+    pub(crate) unpacking: Arc<Semaphore>,
     peers: Arc<Peers>,
 }
 
@@ -191,6 +195,7 @@ impl Gateway {
             scope: TaskScope::new(OnPanic::EndTask),
             budget: Budget::new(config.memory_bytes.0),
             places: Arc::new(Semaphore::new(config.connections_max)),
+            unpacking: Arc::new(Semaphore::new(UNPACKING_MAX)),
             peers: Peers::new(PeerLimits {
                 connections_max: config.connections_per_peer_max,
                 connects_per_s: config.connects_per_peer_per_s,

@@ -308,7 +308,9 @@ impl OpenBatch {
             self.close_json(); // rows that are cut away must not be among others
         }
         let chunks_before = self.chunks.len();
-        let Read { mut end, payload_bytes, mut refused } = self.read(&stream, &payload, offsets, limits)?;
+        let Read { end: read_to, mut payload_bytes, mut refused } =
+            self.read(&stream, &payload, offsets, limits)?;
+        let mut end = read_to;
         let mut start = offsets.start;
         if here > 0 {
             self.close_json();
@@ -316,7 +318,9 @@ impl OpenBatch {
             let new = refused.split_off(refused.partition_point(|refusal| refusal.offset < start));
             self.cut(chunks_before, (start - offsets.start) as usize - refused.len());
             let mut old = std::mem::replace(&mut refused, new);
-            if stream.whole_requests && !self.table.quarantines() {
+            if self.table.quarantines() {
+                old.iter_mut().for_each(|refusal| refusal.raw = Some(Box::default())); // it is kept since then
+            } else if stream.whole_requests {
                 old.clear(); // they were taken, whatever their table has become since
             }
             stream.progress.judged(start, old);
@@ -326,16 +330,17 @@ impl OpenBatch {
             keep_raw(&stream, &payload, offsets.start, &mut refused);
         }
         let mut fault = None;
-        if stream.whole_requests
-            && !quarantines
-            && let Some(bad) = refused.first()
-        {
-            fault = Some(refusal_error(bad));
-            let whole =
-                requests.as_ref().map_or(bad.offset, |requests| requests.last_before(bad.offset).offset);
-            let whole = whole.max(start);
-            self.cut_end((end - whole) as usize - refused.len());
-            (end, refused) = (whole, Vec::new());
+        if stream.whole_requests {
+            let read = OffsetRange { start, end };
+            let goes_on = end < offsets.end;
+            let bad = refused.first().filter(|_| !quarantines).cloned();
+            (end, fault) = whole(read, goes_on, bad, requests.as_ref());
+            let kept = refused.partition_point(|refusal| refusal.offset < end);
+            self.cut_end((read_to - end) as usize - (refused.len() - kept));
+            refused.truncate(kept);
+        }
+        if end < read_to {
+            payload_bytes = bytes_of(stream.encoding, &payload, (end - offsets.start) as usize);
         }
         self.closed_bytes += refused.iter().map(Refusal::memory_bytes).sum::<usize>();
         self.held.payload_bytes += payload_bytes;
@@ -503,6 +508,42 @@ fn keep_raw(stream: &Stream, payload: &Bytes, first: u64, refused: &mut [Refusal
             }
         }
     }
+}
+
+/// Up to where a frame of whole requests is taken that was read so far, and why nothing behind that is.
+fn whole(
+    read: OffsetRange,
+    goes_on: bool,
+    bad: Option<Refusal>,
+    requests: Option<&RequestSpan>,
+) -> (u64, Option<Error>) {
+    let last_before = |offset| requests.map_or(offset, |requests| requests.last_before(offset).offset);
+    if let Some(bad) = bad {
+        return (last_before(bad.offset).max(read.start), Some(refusal_error(&bad)));
+    }
+    let end = last_before(read.end);
+    if !goes_on || end < read.start {
+        return (read.end, None);
+    }
+    // Its first request has had all the room that there is.
+    let fault = (end == read.start).then(|| {
+        let mib = ROWS_BYTES_MAX >> 20;
+        let message =
+            format!("a request that becomes more than {mib} MiB of rows: send fewer records at once");
+        Error::invalid("request_too_large", message).at_offset(end)
+    });
+    (end, fault)
+}
+
+/// Bytes of a payload up to the end of its first `records` records.
+fn bytes_of(encoding: Encoding, payload: &Bytes, records: usize) -> usize {
+    let Some(last) = records.checked_sub(1) else { return 0 };
+    let record = match encoding {
+        Encoding::Json => lines(payload).nth(last),
+        Encoding::Protobuf | Encoding::Avro => messages(payload).nth(last),
+        Encoding::Arrow => None, // frames of it are read as a whole
+    };
+    record.map_or(payload.len(), |record| record.as_ptr().addr() - payload.as_ptr().addr() + record.len())
 }
 
 fn refusal_error(refusal: &Refusal) -> Error {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sluice_shared::error::Error;
+use sluice_shared::frame::{Encoding, lines, messages};
 use sluice_shared::ids::{LogId, OffsetRange, SessionId, StreamId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::proto;
@@ -38,6 +39,8 @@ const ANSWERS_WAITING_MAX: usize = 8;
 const REFUSALS_WAITING_MAX: usize = 4096;
 /// Refusals told in one message.
 const REFUSALS_PER_MESSAGE: usize = 500;
+/// Records of a frame that are passed at once: of more, refusals would wait for which the stream was not held up.
+const RECORDS_AT_ONCE: u32 = 16 << 10;
 /// Code of the error that ends a call whose stream a newer call has taken over.
 const SUPERSEDED: &str = "superseded";
 /// How long a call may take to say what it wants.
@@ -267,7 +270,9 @@ async fn receive(
 ) -> Result<Option<proto::Finish>, Error> {
     let lane = service.lanes.of(&hold.stream.id);
     for frame in early.frames {
-        pass(service, &lane, hold, frame).await?;
+        for part in parts(hold.stream.encoding, frame) {
+            pass(service, &lane, hold, part).await?;
+        }
     }
     if early.finish.is_some() {
         return Ok(early.finish);
@@ -282,7 +287,9 @@ async fn receive(
         match request.kind {
             Some(Ask::Frames(frames)) => {
                 for frame in frames.frames {
-                    pass(service, &lane, hold, frame).await?;
+                    for part in parts(hold.stream.encoding, frame) {
+                        pass(service, &lane, hold, part).await?;
+                    }
                 }
             }
             Some(Ask::Finish(finish)) => return Ok(Some(finish)),
@@ -293,6 +300,28 @@ async fn receive(
 
 fn unexpected_message() -> Error {
     Error::invalid("unexpected_message", "stream call: expected frames or finish after the open")
+}
+
+/// A frame of very many records in several, each behind the other; requests stay whole. One that is miscounted is
+/// passed as it is, and refused by the lane.
+fn parts(encoding: Encoding, mut frame: proto::Frame) -> Vec<proto::Frame> {
+    let mut parts = Vec::new();
+    while frame.count > RECORDS_AT_ONCE && frame.requests.is_none() {
+        let last = RECORDS_AT_ONCE as usize - 1;
+        let record = match encoding {
+            Encoding::Json => lines(&frame.payload).nth(last),
+            Encoding::Protobuf | Encoding::Avro => messages(&frame.payload).nth(last),
+            Encoding::Arrow => None,
+        };
+        let Some(record) = record else { break };
+        let end = record.as_ptr().addr() - frame.payload.as_ptr().addr() + record.len();
+        let payload = frame.payload.split_to(end);
+        parts.push(proto::Frame { count: RECORDS_AT_ONCE, payload, ..frame.clone() });
+        frame.count -= RECORDS_AT_ONCE;
+        frame.first_offset += u64::from(RECORDS_AT_ONCE);
+    }
+    parts.push(frame);
+    parts
 }
 
 async fn pass(
@@ -360,7 +389,7 @@ async fn answer(
         if let Some(failure) = failure {
             return End::Failed(failure.clone());
         }
-        if finish.is_some_and(|finish| now.covers(next, finish.committed)) {
+        if finish.is_some_and(|finish| now.covers(hold.stream.sent_offset(), finish.committed)) {
             let told = tell(answers, Answer::Finished(proto::Finished {})).await;
             return if told { End::Finished } else { End::Detached };
         }

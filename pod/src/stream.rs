@@ -137,6 +137,11 @@ impl Stream {
         self.entrance().gate.next()
     }
 
+    /// The offset that its call has to send next. One that sends again may end before all of that has come.
+    pub fn sent_offset(&self) -> u64 {
+        self.entrance().gate.sent()
+    }
+
     fn reach(&self, end: u64) -> Reach {
         Reach { next: end, boundary: self.progress.boundary() }
     }

@@ -231,6 +231,12 @@ impl Tables {
     /// # Errors
     /// Invalid `table_exists` where it is there with another spec, which names the difference.
     pub async fn create(&self, name: &TableName, spec: TableSpec) -> Result<Table, Error> {
+        if let Some(of) = name.as_str().strip_suffix(rejected::SUFFIX) {
+            let message = format!(
+                "no table can be made as {name}: that is where rejected records of {of} go, and it is made for them"
+            );
+            return Err(Error::invalid("reserved_table", message));
+        }
         let with_system = spec.properties.get("sluice.system_columns").is_none_or(|value| value != "false");
         let system = parquet::system_fields().into_iter().filter(|_| with_system).map(Arc::new);
         let fields: Vec<_> = spec.schema.fields().iter().cloned().chain(system).collect();

@@ -165,7 +165,7 @@ impl Post {
         let unpacker = match kind {
             BodyKind::Parquet => {
                 let (directory, max) = (app.config.scratch_dir(), app.config.parquet_bytes_max.0);
-                Unpacker::Parquet(Parquet::new(&directory, max)?)
+                Unpacker::Parquet(Parquet::new(&directory, max, Arc::clone(&app.unpacking))?)
             }
             BodyKind::Lines => Unpacker::Splitter(Splitter::lines()),
             BodyKind::Values => Unpacker::Splitter(Splitter::values(kinds == Kinds::Array)),

@@ -28,7 +28,7 @@ use crate::decode::described::{self, DescribedDecoder};
 use crate::decode::{arrow, infer};
 use crate::stream::record::{FIRST_SESSION, LogEntry, Records, SessionTerms, StreamRecord};
 use crate::stream::{Hold, Opening, Reach};
-use crate::table::Table;
+use crate::table::{Table, rejected};
 
 /// How long the first records of a table are gathered before its schema is inferred from them.
 const INFER_WAIT: Duration = Duration::from_millis(200);
@@ -204,6 +204,11 @@ pub(super) struct Opener<'a> {
 impl Opener<'_> {
     pub(super) async fn open(mut self, open: proto::Open) -> Result<Opened, End> {
         let wish = Wish::try_from(open).map_err(End::Failed)?;
+        if wish.table.as_str().ends_with(rejected::SUFFIX) {
+            let message =
+                format!("table {} takes no records from producers: it is for rejected ones", wish.table);
+            return Err(End::Failed(Error::invalid("reserved_table", message)));
+        }
         self.service.admission.check_open().map_err(End::Failed)?;
         match self.table(&wish).await.map_err(End::Failed)? {
             Some(table) => {

@@ -51,6 +51,11 @@ impl Gate {
         self.next
     }
 
+    /// The offset that the present call has to send next: before `next` where it sends again.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
     /// Judges a frame, and counts it as taken where it may pass.
     pub fn admit(&mut self, offsets: OffsetRange) -> Admit {
         if offsets.start > self.sent {

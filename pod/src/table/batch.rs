@@ -151,6 +151,13 @@ impl Run {
         usize::try_from(self.offsets.count()).expect("a run fits in memory") - self.refused.len()
     }
 
+    /// Where to cut it, at `cut` at most: between two requests, where it has more than one.
+    fn whole_before(&self, cut: u64) -> u64 {
+        let requests = self.requests.as_ref().filter(|_| cut < self.offsets.end);
+        let whole = requests.map(|requests| requests.last_before(cut).offset);
+        whole.filter(|whole| *whole > self.offsets.start).unwrap_or(cut)
+    }
+
     /// The last place in it at which a request ends, or before it.
     pub fn boundary(&self) -> Option<Boundary> {
         self.requests.as_ref().map(|requests| requests.end())
@@ -255,8 +262,9 @@ impl Batch {
         let mut left = records / 2;
         let (mut first, mut rest) = (Vec::new(), Vec::new());
         for mut run in self.runs {
-            let cut = run.offsets.start + left.min(run.offsets.count());
-            left -= cut - run.offsets.start;
+            let cut = run.whole_before(run.offsets.start + left.min(run.offsets.count()));
+            // What comes behind a cut comes behind it whole.
+            left = if cut < run.offsets.end { 0 } else { left - run.offsets.count() };
             let mut refused = run.refused;
             run.refused = refused.split_off(refused.partition_point(|refusal| refusal.offset < cut));
             let mut requests = run.requests.take();

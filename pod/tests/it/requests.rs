@@ -184,3 +184,55 @@ async fn a_named_stream_is_its_first_clients() {
     client.retire(retire("plant")).await.expect("retired");
     pod.drain().await;
 }
+
+/// So wide that some thousand records fill a batch.
+const WIDE: usize = 500;
+
+async fn wide(client: &mut sluice_shared::proto::pod_client::PodClient<tonic::transport::Channel>) {
+    let column = |n: usize| format!("{{\"name\":\"c{n}\",\"type\":\"float64\"}}");
+    let columns: Vec<String> = (0..WIDE).map(column).collect();
+    let spec = format!(
+        "{{\"schema\":{{\"fields\":[{{\"name\":\"n\",\"type\":\"int64\",\"nullable\":false}},{}]}}}}",
+        columns.join(",")
+    );
+    let request = proto::CreateTableRequest { table: "t".to_owned(), spec: spec.into() };
+    client.create_table(request).await.expect("created");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_fills_more_than_a_batch_is_refused_and_no_part_of_it_is_taken() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, mut client) = start(data.path()).await;
+    wide(&mut client).await;
+    let mut first = Call::open(&client, counted(Existence::New)).await.expect("opens");
+    first.send_requests(0..2, &[], span(0, 0, &[2])).await;
+    first.durable(2).await;
+    first.send_requests(2..6_002, &[6_001], span(2, 1, &[6_000])).await;
+    let status = refused(&mut first).await;
+    assert!(status.message().contains("more than 16 MiB of rows"), "{status:?}");
+    let mut second = Call::open(&client, counted(Existence::Old)).await.expect("opens");
+    let opened = &second.opened;
+    assert_eq!((opened.requests, opened.next_offset, opened.stream_end), (1, 2, 2));
+    second.send_requests(2..102, &[], span(2, 1, &[1; 100])).await;
+    second.committed(102).await;
+    assert_eq!(rows(&client).await, 102);
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frame_of_many_requests_is_cut_between_them() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, mut client) = start(data.path()).await;
+    wide(&mut client).await;
+    let mut first = Call::open(&client, counted(Existence::New)).await.expect("opens");
+    // The last one is bad: all before it are taken, none in part.
+    first.send_requests(0..7_000, &[6_999], span(0, 0, &[1_000; 7])).await;
+    refused(&mut first).await;
+    let mut second = Call::open(&client, counted(Existence::Old)).await.expect("opens");
+    let opened = &second.opened;
+    assert_eq!((opened.requests, opened.next_offset, opened.stream_end), (6, 6_000, 6_000));
+    second.send_requests(6_000..6_001, &[], span(6_000, 6, &[1])).await;
+    second.committed(6_001).await;
+    assert_eq!(rows(&client).await, 6_001);
+    pod.drain().await;
+}

@@ -202,6 +202,47 @@ async fn a_producer_that_resumes_a_named_stream_hears_what_it_missed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_producer_that_sends_less_again_than_the_stream_has_may_finish() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, client) = with_table(data.path()).await;
+    let mut first = Call::open(&client, named(0, None)).await.expect("opens");
+    first.send(0..10, &[3]).await;
+    first.committed(10).await;
+    for (end, refused) in [(5, vec![3]), (0, vec![])] {
+        let mut again = Call::open(&client, named(0, Some(0))).await.expect("opens");
+        if end > 0 {
+            again.send(0..end, &[3]).await;
+            assert_eq!(again.durable(end).await.refused, refused);
+        }
+        let finish = Ask::Finish(proto::Finish { committed: true });
+        again.requests.send(StreamRequest { kind: Some(finish) }).await.expect("has room");
+        loop {
+            let answer = tokio::time::timeout(DEADLINE, again.answers.message()).await.expect("in time");
+            match answer.expect("no error").and_then(|answer| answer.kind) {
+                Some(Answer::Finished(_)) => break,
+                Some(Answer::Ack(ack)) => assert!(ack.durable_next <= end, "{ack:?}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!(rows(&client).await, 9);
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_place_of_rejected_records_is_nobody_elses() {
+    let data = TempDir::new().expect("a directory");
+    let (pod, mut client) = with_table(data.path()).await;
+    let open = proto::Open { table: "t__rejected".to_owned(), ..ephemeral(0) };
+    let status = Call::open(&client, open).await.err().expect("refused");
+    assert!(status.message().contains("takes no records from producers"), "{status:?}");
+    let spec = Bytes::from_static(br#"{"schema":{"fields":[{"name":"n","type":"int64"}]}}"#);
+    let request = proto::CreateTableRequest { table: "t__rejected".to_owned(), spec };
+    assert_eq!(client.create_table(request).await.expect_err("refused").code(), Code::InvalidArgument);
+    pod.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_an_older_session_wrote_is_not_written_again_when_a_pod_is_lost() {
     let data = TempDir::new().expect("a directory");
     let (pod, client) = with_table(data.path()).await;

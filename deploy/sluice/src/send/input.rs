@@ -132,6 +132,9 @@ fn format(wanted: &Wanted, path: Option<&Path>, head: &[u8]) -> Result<Format> {
         }
         (Some(said), _) => Ok(said),
         (None, Some(proven)) => Ok(proven),
+        (None, None) if let Some(coding) = compressed(head) => {
+            bail!("this is {coding}: decompress it first, as in `{} -dc FILE | sluice send TABLE`", coding)
+        }
         (None, None) => Ok(path.and_then(by_extension).unwrap_or_else(|| by_text(head))),
     }
 }
@@ -154,6 +157,12 @@ fn by_magic(head: &[u8]) -> Option<Format> {
     } else {
         None
     }
+}
+
+fn compressed(head: &[u8]) -> Option<&'static str> {
+    let codings =
+        [(&b"\x1f\x8b"[..], "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"), (b"\xfd7zXZ", "xz")];
+    codings.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, coding)| *coding)
 }
 
 fn by_text(head: &[u8]) -> Format {

@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
@@ -15,13 +16,17 @@ use arrow::ipc::writer::StreamWriter;
 use bytes::Bytes;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use sluice_shared::error::Error;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::split::Ready;
 use crate::session::Records;
 
-/// Rows are read so many at a time, or fewer where they are large.
-const ROWS: usize = 4096;
+/// Rows are read so many at a time, or fewer where they are large. A dictionary makes a large value of a few bits, in each
+/// row anew, and nothing tells beforehand.
+const ROWS: usize = 64;
+/// Values that the rows read at a time may have in one column, as the file says of them on average: lists are runs of bits.
+const VALUES: u64 = 1 << 20;
 /// Bytes that the rows read at a time should have, as the file says of them on average.
 const ROWS_BYTES: u64 = 1 << 20;
 
@@ -30,6 +35,8 @@ pub(super) struct Parquet {
     step: Step,
     bytes: u64,
     bytes_max: u64,
+    places: Arc<Semaphore>,
+    place: Option<OwnedSemaphorePermit>,
 }
 
 /// What is done at present. What is done elsewhere is waited for by whoever comes next.
@@ -56,7 +63,7 @@ impl Parquet {
     ///
     /// # Errors
     /// `Unavailable` where no file can be made there.
-    pub(super) fn new(directory: &Path, bytes_max: u64) -> Result<Self, Error> {
+    pub(super) fn new(directory: &Path, bytes_max: u64, places: Arc<Semaphore>) -> Result<Self, Error> {
         let file = tempfile::tempfile_in(directory).map_err(|error| {
             let directory = directory.display();
             let message = format!(
@@ -64,7 +71,7 @@ impl Parquet {
             );
             Error::unavailable("scratch", message)
         })?;
-        Ok(Self { step: Step::File(file), bytes: 0, bytes_max })
+        Ok(Self { step: Step::File(file), bytes: 0, bytes_max, places, place: None })
     }
 
     /// Takes the next piece of the body. It is taken also where the future is dropped.
@@ -107,6 +114,9 @@ impl Parquet {
     /// `Invalid`: not a Parquet file, or damaged.
     pub(super) async fn unpack(&mut self, ready: &mut Ready) -> Result<bool, Error> {
         self.written().await?;
+        if self.place.is_none() {
+            self.place = Arc::clone(&self.places).acquire_owned().await.ok();
+        }
         match std::mem::replace(&mut self.step, Step::Ended) {
             Step::File(file) => {
                 let frame_bytes_max = ready.record_bytes_max();
@@ -137,7 +147,14 @@ impl Rows {
         let groups = builder.metadata().row_groups();
         let rows: u64 = groups.iter().map(|group| u64::try_from(group.num_rows()).unwrap_or(0)).sum();
         let bytes: u64 = groups.iter().map(|group| u64::try_from(group.total_byte_size()).unwrap_or(0)).sum();
-        let at_a_time = ROWS_BYTES / (bytes / rows.max(1)).max(1);
+        let columns =
+            groups.iter().flat_map(|group| group.columns().iter().map(move |column| (group, column)));
+        let per_row = columns.map(|(group, column)| column.num_values() / group.num_rows().max(1));
+        let values = u64::try_from(per_row.max().unwrap_or(1)).unwrap_or(1).max(1);
+        if values > VALUES {
+            return Err(invalid(&format!("{values} values in a row: at most {VALUES} are read")));
+        }
+        let at_a_time = (ROWS_BYTES / (bytes / rows.max(1)).max(1)).min(VALUES / values);
         let at_a_time = usize::try_from(at_a_time).unwrap_or(ROWS).clamp(1, ROWS);
         let batches = builder.with_batch_size(at_a_time).build().map_err(garbled)?;
         Ok(Box::new(Self { batches, frame_bytes_max }))

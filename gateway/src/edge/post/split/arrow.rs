@@ -93,6 +93,11 @@ impl Arrow {
     fn look(&self, ready: &Ready) -> Result<Look, Error> {
         let word = |at: usize| self.rest.get(at..at + 4).and_then(|word| <[u8; 4]>::try_from(word).ok());
         let Some(first) = word(0) else { return Ok(Look::Wants(4)) };
+        if self.before == 0 && self.schema.is_none() && first == *b"ARRO" {
+            return Err(
+                self.invalid("an Arrow IPC file: send an Arrow IPC stream (`sluice send` takes both)")
+            );
+        }
         // Writers before Arrow 0.15 left it out.
         let length_at = if first == CONTINUATION { 4 } else { 0 };
         let Some(length) = word(length_at) else { return Ok(Look::Wants(length_at + 4)) };
