@@ -142,19 +142,25 @@ impl StreamTask {
 
     async fn live(&mut self) -> Result<(), Error> {
         loop {
-            let connected_at = Instant::now();
+            let mut was_good = false;
             let failure = match self.connect().await {
-                Ok(connection) => match self.carry(connection).await {
-                    Ok(()) => return Ok(()),
-                    Err(failure) => failure,
-                },
+                Ok(connection) => {
+                    let connected_at = Instant::now();
+                    match self.carry(connection).await {
+                        Ok(()) => return Ok(()),
+                        Err(failure) => {
+                            was_good = connected_at.elapsed() > GOOD_CONNECTION;
+                            failure
+                        }
+                    }
+                }
                 Err(failure) => failure,
             };
             let Some(at_least) = failure.retry_after() else { return Err(failure) };
             if self.is_over_without_gateway() {
                 return Ok(());
             }
-            if self.window.is_empty() && connected_at.elapsed() > GOOD_CONNECTION {
+            if self.window.is_empty() && was_good {
                 self.backoff.progress();
             }
             self.hops += 1;

@@ -199,3 +199,15 @@ async fn acks_beyond_what_was_sent_break_the_protocol() {
     let (error, _) = within(async { tokio::join!(producer, server) }).await;
     assert!(matches!(&error, Error::Protocol { .. }), "{error:?}");
 }
+
+/// Takes as long as two attempts to connect, which have no other bound than the client's own.
+#[tokio::test]
+async fn a_gateway_that_takes_connections_and_says_nothing_is_given_up() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("binds");
+    let url = format!("ws://{}", silent.local_addr().expect("bound"));
+    let client = Client::connect(&url).await.expect("a URL");
+    let opening = client.stream("t").encoding(Encoding::Json).retry(hasty()).open();
+    let opened = tokio::time::timeout(Duration::from_secs(60), opening).await.expect("gives up");
+    let error = opened.err().expect("nobody answers");
+    assert!(error.to_string().contains("timed out"), "{error}");
+}
