@@ -117,6 +117,7 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     config.pod.validate()?;
     check_gateway(&config.gateway).await?;
     make_data_dir(&args.data)?;
+    check_pods(&args.data, args.pods)?;
     let tls = config.gateway.tls_address();
     if makes_certificate && let Some(listen) = tls.or(config.gateway.quic_address()) {
         make_self_signed(&certificate_dir, listen.rsplit_once(':').map_or("", |(host, _)| host))?;
@@ -266,6 +267,19 @@ fn make_data_dir(dir: &Path) -> anyhow::Result<()> {
         )
     };
     std::fs::create_dir_all(dir).with_context(advice)
+}
+
+/// A log without its pod keeps records that were acked out of their tables, and streams that it has wait for it.
+fn check_pods(data: &Path, pods: usize) -> anyhow::Result<()> {
+    let has_log = |number: &usize| data.join("pods").join(pod_id(*number).as_str()).is_dir();
+    match (pods + 1..=PODS_MAX).rev().find(has_log) {
+        Some(most) => anyhow::bail!(
+            "{} has the log of pod {}, which may hold records that are in no table yet: start it too, with --pods {most}",
+            data.display(),
+            pod_id(most)
+        ),
+        None => Ok(()),
+    }
 }
 
 fn pod_id(number: usize) -> PodId {

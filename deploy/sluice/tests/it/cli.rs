@@ -161,6 +161,17 @@ fn a_data_directory_that_cannot_be_made_is_told_with_the_flag() {
 }
 
 /// The table as JSON.
+#[test]
+fn pods_whose_logs_are_there_are_not_left_out() {
+    let mut up = Up::start(&["--pods", "2"]);
+    up.child.kill().expect("was running");
+    up.child.wait().expect("ends");
+    let data = up.dir.path().join("data").display().to_string();
+    let (status, _, told) = run(&mut sluice(&["up", "--listen", "127.0.0.1:0", "--data", &data]));
+    assert_eq!(status, 2, "{told}");
+    assert!(told.contains("the log of pod pod-2") && told.contains("--pods 2"), "{told}");
+}
+
 fn described(up: &Up, table: &str) -> serde_json::Value {
     let (status, text, error) = up.run(&["tables", table]);
     assert_eq!(status, 0, "{error}");
@@ -246,4 +257,13 @@ fn a_header_that_the_table_does_not_have_is_refused_before_anything_is_sent() {
     let (status, _, error) = up.run(&["send", "t", &file, "--unknown", "ignore"]);
     assert_eq!(status, 0, "{error}");
     assert_eq!(described(&up, "t")["rows"], 2);
+}
+
+#[test]
+fn compressed_input_is_refused_by_its_name() {
+    let up = Up::start(&[]);
+    let file = up.file("more.csv.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03");
+    let (status, _, told) = up.run(&["send", "t", &file]);
+    assert_eq!(status, 2, "{told}");
+    assert!(told.contains("this is gzip: decompress it first"), "{told}");
 }
