@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use ::arrow::array::RecordBatch;
 use bytes::Bytes;
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, count_lines, count_messages, lines, messages};
+use sluice_shared::frame::{Encoding, bytes_of_records, count_lines, count_messages, lines, messages};
 use sluice_shared::ids::{OffsetRange, SchemaId, StreamId, TableId};
 use sluice_shared::lifecycle::now_us;
 use sluice_shared::requests::RequestSpan;
@@ -340,7 +340,8 @@ impl OpenBatch {
             refused.truncate(kept);
         }
         if end < read_to {
-            payload_bytes = bytes_of(stream.encoding, &payload, (end - offsets.start) as usize);
+            let bytes = bytes_of_records(stream.encoding, &payload, (end - offsets.start) as usize);
+            payload_bytes = bytes.unwrap_or(payload.len());
         }
         self.closed_bytes += refused.iter().map(Refusal::memory_bytes).sum::<usize>();
         self.held.payload_bytes += payload_bytes;
@@ -460,6 +461,9 @@ impl OpenBatch {
 
     /// Drops the last `rows` rows.
     fn cut_end(&mut self, mut rows: usize) {
+        if rows == 0 {
+            return; // the usual case: what single records fill stays open for more
+        }
         self.close_json();
         while rows > 0
             && let Some(chunk) = self.chunks.pop()
@@ -533,17 +537,6 @@ fn whole(
         Error::invalid("request_too_large", message).at_offset(end)
     });
     (end, fault)
-}
-
-/// Bytes of a payload up to the end of its first `records` records.
-fn bytes_of(encoding: Encoding, payload: &Bytes, records: usize) -> usize {
-    let Some(last) = records.checked_sub(1) else { return 0 };
-    let record = match encoding {
-        Encoding::Json => lines(payload).nth(last),
-        Encoding::Protobuf | Encoding::Avro => messages(payload).nth(last),
-        Encoding::Arrow => None, // frames of it are read as a whole
-    };
-    record.map_or(payload.len(), |record| record.as_ptr().addr() - payload.as_ptr().addr() + record.len())
 }
 
 fn refusal_error(refusal: &Refusal) -> Error {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sluice_shared::error::Error;
-use sluice_shared::frame::{Encoding, lines, messages};
+use sluice_shared::frame::{Encoding, bytes_of_records};
 use sluice_shared::ids::{LogId, OffsetRange, SessionId, StreamId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::proto;
@@ -307,14 +307,8 @@ fn unexpected_message() -> Error {
 fn parts(encoding: Encoding, mut frame: proto::Frame) -> Vec<proto::Frame> {
     let mut parts = Vec::new();
     while frame.count > RECORDS_AT_ONCE && frame.requests.is_none() {
-        let last = RECORDS_AT_ONCE as usize - 1;
-        let record = match encoding {
-            Encoding::Json => lines(&frame.payload).nth(last),
-            Encoding::Protobuf | Encoding::Avro => messages(&frame.payload).nth(last),
-            Encoding::Arrow => None,
-        };
-        let Some(record) = record else { break };
-        let end = record.as_ptr().addr() - frame.payload.as_ptr().addr() + record.len();
+        let end = bytes_of_records(encoding, &frame.payload, RECORDS_AT_ONCE as usize);
+        let Some(end) = end else { break };
         let payload = frame.payload.split_to(end);
         parts.push(proto::Frame { count: RECORDS_AT_ONCE, payload, ..frame.clone() });
         frame.count -= RECORDS_AT_ONCE;

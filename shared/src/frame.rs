@@ -349,6 +349,18 @@ pub fn messages(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
+/// Bytes of a payload up to the end of its first `records` records. None where it has fewer, or is Arrow, which is read
+/// as a whole.
+pub fn bytes_of_records(encoding: Encoding, payload: &[u8], records: usize) -> Option<usize> {
+    let Some(last) = records.checked_sub(1) else { return Some(0) };
+    let record = match encoding {
+        Encoding::Json => lines(payload).nth(last),
+        Encoding::Protobuf | Encoding::Avro => messages(payload).nth(last),
+        Encoding::Arrow => None,
+    }?;
+    Some(record.as_ptr().addr() - payload.as_ptr().addr() + record.len())
+}
+
 /// Start and end of the message whose length stands at `at`.
 fn message_at(payload: &[u8], at: usize) -> Option<(usize, usize)> {
     let (mut length, mut start) = (0_usize, at);
@@ -411,6 +423,14 @@ mod tests {
             let error = ProducerFrame::decode(Bytes::from_static(bytes)).expect_err(code);
             assert_eq!(error.code, code);
         }
+    }
+
+    #[test]
+    fn the_first_records_end_where_the_last_of_them_does() {
+        let ends = |encoding, payload: &[u8]| [0, 1, 2, 3].map(|n| bytes_of_records(encoding, payload, n));
+        assert_eq!(ends(Encoding::Json, b"{}\n \n{\"a\":1}\n"), [Some(0), Some(2), Some(12), None]);
+        assert_eq!(ends(Encoding::Avro, b"\x02ab\x00"), [Some(0), Some(3), Some(4), None]);
+        assert_eq!(ends(Encoding::Arrow, b"any"), [Some(0), None, None, None]);
     }
 
     #[test]

@@ -255,6 +255,7 @@ pub(super) struct Requests {
     next: i64,
     /// One more than the offset of the last record.
     records_end: u64,
+    /// How many records are durable.
     pub(super) durable_next: u64,
 }
 
@@ -304,9 +305,8 @@ impl Requests {
     /// The last request that is newly covered, when all records before `next` are durable.
     pub(super) fn durable(&mut self, next: u64) -> Option<i64> {
         self.durable_next = self.durable_next.max(next);
-        let covered = self.covered();
         let mut last = None;
-        while self.open.front().is_some_and(|sent| sent.records.end <= covered) {
+        while self.open.front().is_some_and(|sent| sent.records.end <= self.durable_next) {
             last = self.open.pop_front().map(|sent| sent.offset);
         }
         last
@@ -323,11 +323,6 @@ impl Requests {
             error.message = format!("{request}record {record}{column}: {}", error.message);
         }
         error
-    }
-
-    /// How many records are durable.
-    pub(super) fn covered(&self) -> u64 {
-        self.durable_next
     }
 
     /// The request that holds a record, and the record's place in it.

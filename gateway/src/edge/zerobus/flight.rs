@@ -141,16 +141,16 @@ impl FlightEdge {
     }
 
     fn ack(&mut self, durable_next: u64) {
-        let before = self.call.sent.covered();
+        let before = self.call.sent.durable_next;
         let offset = self.call.sent.durable(durable_next);
         self.last_offset = offset.unwrap_or(self.last_offset);
-        if offset.is_some() || self.call.sent.covered() > before {
+        if offset.is_some() || self.call.sent.durable_next > before {
             self.tell_acked(None);
         }
     }
 
     fn tell_acked(&mut self, close_after_ms: Option<u64>) {
-        let (offset, records) = (self.last_offset, self.call.sent.covered());
+        let (offset, records) = (self.last_offset, self.call.sent.durable_next);
         let mut metadata = json!({ "ack_up_to_offset": offset, "ack_up_to_records": records });
         if let Some(ms) = close_after_ms {
             metadata["close_stream_duration_ms"] = ms.into();
