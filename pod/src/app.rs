@@ -20,7 +20,8 @@ use tonic::transport::server::TcpIncoming;
 use crate::admission::Admission;
 use crate::config::PodConfig;
 use crate::lane::{Lanes, Limits};
-use crate::service::{Peers, PodService};
+use crate::pool::Pool;
+use crate::service::PodService;
 use crate::stream::Reach;
 use crate::stream::record::LogEntry;
 use crate::stream::{DETACHED_KEPT, Streams};
@@ -66,8 +67,11 @@ impl Pod {
     ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
+        // Its own address is not asked for: nobody calls himself.
+        let own = PodAddress::Tcp(config.listen.clone());
+        let pool = Pool::fixed(config.id.clone(), own, &others(&config.id, peers))?;
         let (wal, replay) = open_log(&config).await?;
-        let tables = Tables::new(tables_config(&config), wal.clone(), scope.clone())?;
+        let tables = Tables::new(tables_config(&config, pool.clone()), wal.clone(), scope.clone())?;
         let streams = Streams::default();
         replay_log(replay, &streams, &tables, &config.id).await?;
         let record_bytes_max = config.record_bytes_max.as_usize();
@@ -85,7 +89,7 @@ impl Pod {
             lanes: Arc::new(lanes),
             tables,
             log: LogEntry { log: wal.log_id(), pod: config.id.clone() },
-            peers: Peers::new(peers)?,
+            pool,
             auto_create: config.auto_create,
             decoded_bytes_max,
         };
@@ -125,10 +129,15 @@ impl Pod {
     }
 }
 
-fn tables_config(config: &PodConfig) -> TablesConfig {
+fn others(me: &PodId, pods: &[(PodId, PodAddress)]) -> Vec<(PodId, PodAddress)> {
+    pods.iter().filter(|(id, _)| id != me).cloned().collect()
+}
+
+fn tables_config(config: &PodConfig, pool: Pool) -> TablesConfig {
     TablesConfig {
         root: config.tables_dir.clone(),
         pod: config.id.clone(),
+        pool,
         flush_interval: config.flush_interval(),
         target_file_bytes: config.target_file_bytes.0,
         memory_bytes: config.memory_bytes.0,

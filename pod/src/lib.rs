@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod threads;
+pub mod pool;
 pub mod app;
 pub mod service;
 pub mod admission;

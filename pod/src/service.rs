@@ -23,10 +23,10 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-pub use self::open::Peers;
 use self::open::{Early, Opened, Opener};
 use crate::admission::Admission;
 use crate::lane::Lanes;
+use crate::pool::Pool;
 use crate::stream::ack::AckTracker;
 use crate::stream::record::LogEntry;
 use crate::stream::{FrameParts, Hold, Reach, Sent, Streams};
@@ -61,8 +61,8 @@ pub struct PodService {
     pub tables: Tables,
     /// Its log.
     pub log: LogEntry,
-    /// The other pods of the pool.
-    pub peers: Peers,
+    /// The other pods.
+    pub pool: Pool,
     /// Whether tables are made from the first records.
     pub auto_create: bool,
     /// Largest decoded size of one Arrow frame.
@@ -131,6 +131,20 @@ impl proto::pod_server::Pod for PodService {
         let tables = self.tables.list().await?;
         let tables = tables.iter().map(|name| name.as_str().to_owned()).collect();
         Ok(Response::new(proto::ListTablesResponse { tables }))
+    }
+
+    async fn commit(
+        &self,
+        request: Request<proto::CommitRequest>,
+    ) -> Result<Response<proto::CommitResponse>, Status> {
+        Ok(Response::new(self.tables.commit_for(request.into_inner()).await?))
+    }
+
+    async fn watermarks(
+        &self,
+        request: Request<proto::WatermarksRequest>,
+    ) -> Result<Response<proto::WatermarksResponse>, Status> {
+        Ok(Response::new(self.tables.watermarks_for(request.into_inner()).await?))
     }
 }
 

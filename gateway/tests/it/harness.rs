@@ -288,6 +288,20 @@ impl Pod for FakePod {
     ) -> Result<Response<proto::ListTablesResponse>, Status> {
         Ok(Response::new(proto::ListTablesResponse { tables: vec!["main.default.flights".to_owned()] }))
     }
+
+    async fn commit(
+        &self,
+        _: Request<proto::CommitRequest>,
+    ) -> Result<Response<proto::CommitResponse>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn watermarks(
+        &self,
+        _: Request<proto::WatermarksRequest>,
+    ) -> Result<Response<proto::WatermarksResponse>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
 }
 
 /// A gateway on a free port, with short deadlines where a test waits for one.

@@ -135,6 +135,20 @@ impl Pod for Service {
     ) -> Result<Response<proto::ListTablesResponse>, Status> {
         Ok(Response::new(proto::ListTablesResponse { tables: Vec::new() }))
     }
+
+    async fn commit(
+        &self,
+        _: Request<proto::CommitRequest>,
+    ) -> Result<Response<proto::CommitResponse>, Status> {
+        Err(not_here())
+    }
+
+    async fn watermarks(
+        &self,
+        _: Request<proto::WatermarksRequest>,
+    ) -> Result<Response<proto::WatermarksResponse>, Status> {
+        Err(not_here())
+    }
 }
 
 fn not_here() -> Status {
