@@ -33,7 +33,7 @@ const PROBE_AFTER: Duration = Duration::from_millis(500);
 /// It has to answer that within this time.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 /// A home that lives and does not come to an end is waited for so long: its storage may hang, and ours not.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
+const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// How much longer than it was asked to wait a home may take to tell watermarks.
 const WATCH_GRACE: Duration = Duration::from_secs(1);
 /// What a message has besides the fields.

@@ -566,14 +566,12 @@ impl TableTask {
     }
 
     /// When a batch that came at `since` is flushed at the latest. A home that commits for several pods does so at
-    /// intervals: files are to be there just before, so that rows wait for the one and not for the other too.
+    /// intervals: files are to be there just before a round, so that rows wait for the one and not for the other too.
     fn flush_at(&self, since: Instant) -> Instant {
         let interval = self.table.config.flush_interval;
-        let alone = since + interval;
-        let Some(round) = self.next_round else { return alone };
         let lead = (self.writing * 2).clamp(interval / LEAD_PART, interval / 2);
-        let before_round = round.checked_sub(lead).unwrap_or(round);
-        alone.max(before_round).min(alone + interval)
+        let round = self.next_round.filter(|round| *round + interval > since);
+        flush_before(since, interval, round.map(|round| round.checked_sub(lead).unwrap_or(round)))
     }
 
     /// Takes what is at hand for one flush.
@@ -812,6 +810,20 @@ impl TableTask {
     }
 }
 
+/// The last moment that is not later than an interval after `since` and lies before a round; where there is none, the
+/// moment before the next round. `ready` is before one of them.
+fn flush_before(since: Instant, interval: Duration, ready: Option<Instant>) -> Instant {
+    let latest = since + interval;
+    let Some(mut ready) = ready else { return latest };
+    if ready > latest {
+        return ready.min(latest + interval);
+    }
+    while ready + interval <= latest && !interval.is_zero() {
+        ready += interval;
+    }
+    if ready > since { ready } else { latest }
+}
+
 async fn at(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
@@ -821,4 +833,26 @@ async fn at(deadline: Option<Instant>) {
 
 fn files_at_once() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(FILES_AT_ONCE_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_ready_just_before_the_homes_round() {
+        let (start, interval) = (Instant::now(), Duration::from_millis(1_000));
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let check = |since: u64, ready: Option<u64>, expected: u64| {
+            let flushed = flush_before(at(since), interval, ready.map(at));
+            assert_eq!(flushed, at(expected), "since {since}, ready {ready:?}");
+        };
+        check(5_000, None, 6_000);
+        check(5_000, Some(5_900), 5_900); // rows that came just after a round
+        check(5_900, Some(6_900), 6_900); // a steady flow
+        check(5_100, Some(6_900), 6_900); // while the last files waited for their round
+        check(5_000, Some(4_300), 5_300); // the next round after the one that was told
+        check(5_000, Some(9_000), 7_000);
+        check(5_000, Some(5_000), 6_000);
+    }
 }

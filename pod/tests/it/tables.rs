@@ -30,6 +30,7 @@ use sluice_shared::table::TableSpec;
 use tempfile::TempDir;
 
 mod forget;
+mod homes;
 mod quarantine;
 
 /// How long a test waits for what must happen.
