@@ -70,14 +70,16 @@ pub struct CommitRequest {
     pub version: TableVersion,
     /// The shape that the files were made for, by its fingerprint.
     pub shape: u64,
-    /// A log to register with the table.
-    pub log: Option<LogId>,
+    /// The asker's log: it is registered with the table where it is not.
+    pub log: LogId,
     /// Not to wait for the next round.
     pub urgent: bool,
     /// The runs at hand, less those that are held.
     pub runs: Vec<(RunKey, Verdict)>,
     /// What the table's log is to say of the files: they have all rows that the verdicts commit, and no others.
     pub adds: Vec<RecordBatch>,
+    /// Ended streams that neither the asker's log nor a gateway can bring again (`ended`).
+    pub ended: Vec<StreamId>,
 }
 
 impl CommitRequest {
@@ -174,9 +176,13 @@ impl Forgetting {
         ended.ended(Ending { stream: stream.clone(), end, log_end, at });
     }
 
+    fn due(&self, map: &WatermarkMap) -> Vec<StreamId> {
+        self.lock().due(map, self.wal.trimmed(), self.clock.now())
+    }
+
     /// Takes the streams that are due out of a map that is about to be put. Answers how many.
     fn forget(&self, map: &mut WatermarkMap) -> usize {
-        let due = self.lock().due(map, self.wal.trimmed(), self.clock.now());
+        let due = self.due(map);
         due.iter().for_each(|stream| map.forget(stream));
         due.len()
     }
@@ -224,6 +230,11 @@ impl HomeHandle {
     /// A later commit forgets it.
     pub fn ended(&self, stream: &StreamId, end: u64) {
         self.forgetting.ended(stream, end);
+    }
+
+    /// The ended streams that are due, for a home elsewhere.
+    pub fn due(&self, map: &WatermarkMap) -> Vec<StreamId> {
+        self.forgetting.due(map)
     }
 
     /// An ephemeral stream is opened, perhaps again after it had ended: it is not forgotten meanwhile.
@@ -319,8 +330,9 @@ impl HomeTask {
             }
             if self.due().is_some_and(|due| due <= Instant::now()) {
                 self.round().await;
+                // Not after a mere look at the table: that is for who commits.
+                self.checkpoint_if_due().await;
             }
-            self.checkpoint_if_due().await;
         }
     }
 
@@ -446,17 +458,14 @@ impl HomeTask {
                 continue;
             }
             let changes = working.into_changes();
-            let logs: BTreeSet<LogId> = requests
-                .iter()
-                .filter_map(|request| request.log)
-                .filter(|log| !map.logs.contains(log))
-                .collect();
+            let logs: BTreeSet<LogId> =
+                requests.iter().map(|request| request.log).filter(|log| !map.logs.contains(log)).collect();
             if changes.is_empty() && logs.is_empty() {
                 return Ok(outcomes);
             }
             let mut map = map.successor(0, Uuid::new_v4(), changes);
             map.logs.extend(logs);
-            let forgotten = self.forgetting.forget(&mut map);
+            let forgotten = self.forgetting.forget(&mut map) + forget_for(requests, &mut map);
             let standing =
                 requests.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Committed);
             let adds = standing.flat_map(|(request, _)| request.adds.iter().cloned()).collect();
@@ -581,6 +590,15 @@ impl HomeTask {
     }
 }
 
+/// Takes the streams that askers are done with out of a map that is about to be put: that one log is past a stream says
+/// nothing of others. Answers how many.
+fn forget_for(requests: &[CommitRequest], map: &mut WatermarkMap) -> usize {
+    let is_sole = |request: &&CommitRequest| map.logs.iter().eq([&request.log]);
+    let ended: Vec<&StreamId> = requests.iter().filter(is_sole).flat_map(|request| &request.ended).collect();
+    ended.iter().for_each(|stream| map.forget(stream));
+    ended.len()
+}
+
 async fn due_at(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
@@ -679,5 +697,36 @@ async fn read(config: &HomeConfig, path: &Path) -> Result<Option<Result<Watermar
         Ok(bytes) => Ok(Some(WatermarkMap::decode(&bytes))),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
         Err(error) => Err(again("read a watermark map", &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::Int64Array;
+
+    use super::*;
+
+    #[test]
+    fn files_that_a_sweep_may_take_are_to_be_written_anew() {
+        let request = |ages_s: &[i64]| CommitRequest {
+            pod: "pod-1".parse().expect("valid"),
+            table: TableId("t".into()),
+            version: 0,
+            shape: 0,
+            log: LogId(Uuid::nil()),
+            urgent: false,
+            runs: Vec::new(),
+            adds: ages_s.iter().map(|age_s| add_of(*age_s)).collect(),
+            ended: Vec::new(),
+        };
+        let day = 24 * 60 * 60;
+        assert!(!request(&[]).is_old() && !request(&[0, day - 60, -day]).is_old());
+        assert!(request(&[0, day + 60]).is_old());
+        assert!(request(&[]).is_registration() && !request(&[0]).is_registration());
+    }
+
+    fn add_of(age_s: i64) -> RecordBatch {
+        let modified = Int64Array::from(vec![now_us() / 1000 - age_s * 1000]);
+        RecordBatch::try_from_iter([("modificationTime", Arc::new(modified) as _)]).expect("valid")
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use arrow::error::ArrowError;
 use prost::Message;
 use sluice_shared::error::{Error, ErrorKind};
-use sluice_shared::ids::{PodId, StreamId, TableId, TableName, TableVersion};
+use sluice_shared::ids::{LogId, PodId, StreamId, TableId, TableName, TableVersion};
 use sluice_shared::proto::pod_client::PodClient;
 use sluice_shared::proto::{self, MESSAGE_BYTES_MAX};
 use tokio::time::Instant;
@@ -56,7 +56,17 @@ pub(super) enum News {
     /// Everything.
     View(View),
     /// How far some streams are.
-    Marks(TableVersion, Vec<(StreamId, Option<Mark>)>),
+    Marks(Marks),
+}
+
+/// What another home has told.
+#[derive(Debug)]
+pub(super) struct Marks {
+    pub(super) version: TableVersion,
+    /// How far streams are in it.
+    pub(super) marks: Vec<(StreamId, Option<Mark>)>,
+    /// The logs that are registered with the table, where that was told.
+    logs: Option<BTreeSet<LogId>>,
 }
 
 /// What has become of a request.
@@ -80,9 +90,10 @@ impl Known {
     pub(super) fn learn(&mut self, news: &News) -> bool {
         match news {
             News::View(view) if view.version.number() >= self.version => *self = Self::from(view),
-            News::Marks(version, marks) if *version >= self.version => {
+            News::Marks(Marks { version, marks, logs }) if *version >= self.version => {
                 self.version = *version;
                 let map = Arc::make_mut(&mut self.map);
+                map.logs = logs.clone().unwrap_or_else(|| std::mem::take(&mut map.logs));
                 marks.iter().for_each(|(stream, mark)| map.learn(stream.clone(), mark.clone()));
             }
             _ => return false,
@@ -202,7 +213,9 @@ impl Route {
         let marks = streams.into_iter().map(|stream| (stream.clone(), marks.remove(stream))).collect();
         let next =
             (answer.next_ms > 0).then(|| Instant::now() + Duration::from_millis(u64::from(answer.next_ms)));
-        Ok(Routed { outcome, news: News::Marks(answer.version, marks), next })
+        let logs = answer.logs.iter().map(|log| wire::read_log(log)).collect::<Result<_, _>>()?;
+        let news = Marks { version: answer.version, marks, logs: Some(logs) };
+        Ok(Routed { outcome, news: News::Marks(news), next })
     }
 
     /// Asks another home how far streams are, and waits there until one has come further. None where there is none.
@@ -232,7 +245,8 @@ impl Route {
             }
             let marks = answer.marks.into_iter().map(wire::read_mark);
             let marks = marks.map(|mark| mark.map(|(stream, mark)| (stream, Some(mark))));
-            Ok(News::Marks(answer.version, marks.collect::<Result<_, _>>()?))
+            let marks = marks.collect::<Result<_, _>>()?;
+            Ok(News::Marks(Marks { version: answer.version, marks, logs: None }))
         });
         match marks {
             Ok(news) => {

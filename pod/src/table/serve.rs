@@ -44,6 +44,7 @@ impl Tables {
             version: view.version.number(),
             map: view.map.number,
             marks: streams.iter().filter_map(mark).collect(),
+            logs: view.map.logs.iter().map(|log| log.0.to_string()).collect(),
             next_ms: next.map_or(0, |next| u32::try_from(next.as_millis()).unwrap_or(0).max(1)),
         })
     }

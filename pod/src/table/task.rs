@@ -26,7 +26,7 @@ use super::home::{CommitRequest, HomeConfig, HomeError, HomeHandle, Outcome, Vie
 use super::parquet::{EncodeError, Encoded, encode};
 use super::rejected::{self, RejectError, Rejects};
 use super::round::{Entry, Progress, Round, Written, groups, sources};
-use super::route::{Known, News, Route, Routed};
+use super::route::{Known, Marks, News, Route, Routed};
 use super::watermark::WatermarkMap;
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal, WalError};
@@ -190,12 +190,13 @@ impl OpenTable {
     /// As `Route::commit`.
     pub(super) async fn register(&self) -> Result<(), HomeError> {
         let register = async || {
-            let (known, log) = (self.known(), self.wal.log_id());
-            if known.map.logs.contains(&log) {
+            let known = self.known();
+            if known.map.logs.contains(&self.wal.log_id()) {
                 return Ok(());
             }
-            let request = CommitRequest { log: Some(log), ..self.request(&known) };
-            self.route.commit(request).await.map(|_| ())
+            let routed = self.route.commit(self.request(&known)).await?;
+            self.learn(&routed.news);
+            Ok(())
         };
         self.registered.get_or_try_init(register).await.map(|_| ())
     }
@@ -206,10 +207,12 @@ impl OpenTable {
             table: known.shape.id.clone(),
             version: known.version,
             shape: known.shape.fingerprint,
-            log: None,
+            log: self.wal.log_id(),
             urgent: false,
             runs: Vec::new(),
             adds: Vec::new(),
+            // This pod's home knows them anyway.
+            ended: if self.route.is_remote() { self.home.due(&known.map) } else { Vec::new() },
         }
     }
 
@@ -238,7 +241,7 @@ impl OpenTable {
                     progress.committed(map.next(stream), version.number());
                 }
             }
-            News::Marks(version, marks) => {
+            News::Marks(Marks { version, marks, .. }) => {
                 for (stream, mark) in marks {
                     if let (Some(progress), Some(mark)) = (followers.get(stream), mark) {
                         progress.committed(mark.next, *version);
@@ -482,7 +485,8 @@ impl TableTask {
         asked.into_iter().collect()
     }
 
-    /// Resolves with what another home tells of streams that wait for it. Asks from `ask_at` on.
+    /// Resolves with what others have committed of streams that wait for it: another home tells, and this pod's reads the
+    /// table, for others may have committed past it. Asks from `ask_at` on.
     async fn hear(&self, ask_at: Instant) -> News {
         let route = &self.table.route;
         if route.pool.is_alone() {
@@ -491,13 +495,19 @@ impl TableTask {
         tokio::time::sleep_until(ask_at).await;
         loop {
             let known = self.table.known();
-            let streams = if route.is_remote() { self.asked(&known.map) } else { Vec::new() };
-            if !streams.is_empty() {
+            let streams = self.asked(&known.map);
+            if !streams.is_empty() && route.is_remote() {
                 match route.watch(known.version, &known.shape.id, streams, HELD_RELOAD).await {
-                    Some(News::Marks(_, marks)) if marks.is_empty() => continue, // it has waited as long as it was to
+                    // It has waited as long as it was to.
+                    Some(News::Marks(Marks { marks, .. })) if marks.is_empty() => continue,
                     Some(news) => return news,
                     None => {}
                 }
+            } else if !streams.is_empty()
+                && let Ok(view) = route.home.reload_older(HELD_RELOAD).await
+                && !self.table.has_learned(&view)
+            {
+                return News::View(view);
             }
             tokio::time::sleep(HELD_RELOAD).await;
         }
@@ -511,10 +521,9 @@ impl TableTask {
         }
         let next = self.next_of(&mut views, &mut moves, ask_at).await;
         (self.views, self.moves) = (views, moves);
-        if matches!(next, Next::Flush) {
-            let is_full = lock(&self.table.waiting).bytes >= self.table.config.target_file_bytes;
-            self.is_urgent = is_full || self.is_hasty();
-        }
+        let is_full = || lock(&self.table.waiting).bytes >= self.table.config.target_file_bytes;
+        // Held runs have waited enough.
+        self.is_urgent = !matches!(next, Next::Flush) || is_full() || self.is_hasty();
         next
     }
 

@@ -32,12 +32,13 @@ pub(super) fn commit_request(
         table: table.as_str().to_owned(),
         table_id: request.table.0.as_ref().to_owned(),
         pod: request.pod.as_str().to_owned(),
-        log: request.log.map(|log| log.0.to_string()).unwrap_or_default(),
+        log: request.log.0.to_string(),
         version: request.version,
         shape: request.shape,
         urgent: request.urgent,
         runs: request.runs.iter().map(judged_run).collect(),
         adds: encode_adds(&request.adds)?,
+        ended: request.ended.iter().map(|stream| stream.as_str().to_owned()).collect(),
     })
 }
 
@@ -46,17 +47,25 @@ pub(super) fn commit_request(
 /// # Errors
 /// Invalid where it is none.
 pub(super) fn read_commit_request(request: proto::CommitRequest) -> Result<CommitRequest, Error> {
-    let log = Some(request.log).filter(|log| !log.is_empty());
     Ok(CommitRequest {
         pod: request.pod.parse()?,
         table: TableId(request.table_id.into()),
         version: request.version,
         shape: request.shape,
-        log: log.map(|log| log.parse().map(LogId).map_err(|_| garbled("no log id"))).transpose()?,
+        log: read_log(&request.log)?,
         urgent: request.urgent,
         runs: request.runs.into_iter().map(read_judged_run).collect::<Result<_, _>>()?,
         adds: decode_adds(&request.adds).map_err(|error| garbled(&format!("its files: {error}")))?,
+        ended: request.ended.iter().map(|stream| stream.parse()).collect::<Result<_, _>>()?,
     })
+}
+
+/// A log's id as it was sent.
+///
+/// # Errors
+/// Invalid where it is none.
+pub(super) fn read_log(id: &str) -> Result<LogId, Error> {
+    id.parse().map(LogId).map_err(|_| garbled("no log id"))
 }
 
 fn judged_run((run, verdict): &(RunKey, Verdict)) -> proto::JudgedRun {
@@ -226,7 +235,8 @@ mod tests {
             table: TableId("t".into()),
             version: 9,
             shape: u64::MAX,
-            log: Some(LogId(Uuid::from_u128(1))),
+            log: LogId(Uuid::from_u128(1)),
+            ended: vec![stream("e")],
             urgent: true,
             runs: vec![
                 (run(0, boundary), Verdict::Commit),
