@@ -16,13 +16,15 @@ use sluice_shared::membership::Membership;
 use sluice_shared::proto::MESSAGE_BYTES_MAX;
 use sluice_shared::proto::pod_server::PodServer;
 use tokio::net::TcpListener;
+use tokio::time::Instant as Now;
 use tonic::transport::server::TcpIncoming;
 
 use crate::admission::Admission;
 use crate::config::{Join, PodConfig};
 use crate::duty::{Duty, Parts};
 use crate::lane::{Lanes, Limits};
-use crate::service::{Peers, PodService};
+use crate::pool::Pool;
+use crate::service::PodService;
 use crate::stream::Reach;
 use crate::stream::record::LogEntry;
 use crate::stream::{DETACHED_KEPT, Streams};
@@ -64,8 +66,10 @@ impl Pod {
     pub async fn start(config: PodConfig, listen: Listen, membership: Membership) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
+        let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
+        scope.spawn("pool", follow(membership.clone(), pool.clone(), scope.clone()));
         let (wal, replay) = open_log(&config).await?;
-        let tables = Tables::new(tables_config(&config), wal.clone(), scope.clone())?;
+        let tables = Tables::new(tables_config(&config, pool.clone()), wal.clone(), scope.clone())?;
         let streams = Streams::default();
         replay_log(replay, &streams, &tables, &config.id).await?;
         let record_bytes_max = config.record_bytes_max.as_usize();
@@ -78,8 +82,6 @@ impl Pod {
         })?;
         let lanes = Arc::new(lanes);
         let admission = Admission::new(config.id.clone(), wal.clone(), config.ingress_bytes.as_usize());
-        let peers: Vec<_> =
-            membership.now().pods.iter().map(|(id, pod)| (id.clone(), pod.state.address.clone())).collect();
         let duty = Duty::new(Parts {
             id: config.id.clone(),
             zone: membership.now().zone.clone(),
@@ -101,7 +103,7 @@ impl Pod {
             tables,
             log: LogEntry { log: wal.log_id(), pod: config.id.clone() },
             duty: duty.clone(),
-            peers: Peers::new(&peers)?,
+            pool,
             auto_create: config.auto_create,
             decoded_bytes_max,
         };
@@ -154,10 +156,25 @@ impl Pod {
     }
 }
 
-fn tables_config(config: &PodConfig) -> TablesConfig {
+/// Keeps the pool as the membership has it.
+async fn follow(membership: Membership, pool: Pool, scope: TaskScope) {
+    let mut members = membership.watch();
+    loop {
+        let newest = Arc::clone(&members.borrow_and_update());
+        pool.update(newest.view(Now::now()));
+        tokio::select! {
+            biased; // the end first
+            () = scope.cancelled() => return,
+            changed = members.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+fn tables_config(config: &PodConfig, pool: Pool) -> TablesConfig {
     TablesConfig {
         root: config.tables_dir.clone(),
         pod: config.id.clone(),
+        pool,
         flush_interval: config.flush_interval(),
         target_file_bytes: config.target_file_bytes.0,
         memory_bytes: config.memory_bytes.0,

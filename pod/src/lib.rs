@@ -7,6 +7,7 @@ pub mod config;
 pub mod threads;
 pub mod duty;
 pub mod load;
+pub mod pool;
 pub mod app;
 pub mod service;
 pub mod admission;

@@ -23,11 +23,11 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-pub use self::open::Peers;
 use self::open::{Early, Opened, Opener};
 use crate::admission::Admission;
 use crate::duty::{Duty, Pace};
 use crate::lane::Lanes;
+use crate::pool::Pool;
 use crate::stream::ack::AckTracker;
 use crate::stream::record::LogEntry;
 use crate::stream::{FrameParts, Hold, Reach, Sent, Streams};
@@ -64,8 +64,8 @@ pub struct PodService {
     pub log: LogEntry,
     /// The pod's phase.
     pub duty: Duty,
-    /// The other pods of the pool.
-    pub peers: Peers,
+    /// The other pods.
+    pub pool: Pool,
     /// Whether tables are made from the first records.
     pub auto_create: bool,
     /// Largest decoded size of one Arrow frame.
@@ -155,6 +155,20 @@ impl proto::pod_server::Pod for PodService {
 
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::PodStatus>, Status> {
         Ok(Response::new(self.duty.status()))
+    }
+
+    async fn commit(
+        &self,
+        request: Request<proto::CommitRequest>,
+    ) -> Result<Response<proto::CommitResponse>, Status> {
+        Ok(Response::new(self.tables.commit_for(request.into_inner()).await?))
+    }
+
+    async fn watermarks(
+        &self,
+        request: Request<proto::WatermarksRequest>,
+    ) -> Result<Response<proto::WatermarksResponse>, Status> {
+        Ok(Response::new(self.tables.watermarks_for(request.into_inner()).await?))
     }
 }
 

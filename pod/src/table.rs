@@ -1,8 +1,8 @@
 //! Tables: durable batches in, committed table versions out.
 //!
 //! *Owns*: which tables there are and which are open, their specs, batches whose table is gone.
-//! *Does not own*: flushing (`table/task`), the commit (`table/home`), files (`table/parquet`), Delta Lake
-//! (`table/delta`).
+//! *Does not own*: flushing (`table/task`), the commit (`table/home`), the way to it (`table/route`), what other pods ask
+//! (`table/serve`), files (`table/parquet`), Delta Lake (`table/delta`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -23,6 +23,7 @@ use sluice_shared::table::TableSpec;
 use sluice_shared::table::properties::{ON_INVALID, QUARANTINE};
 use tokio::sync::OwnedMutexGuard;
 
+use crate::pool::Pool;
 use crate::stream::Reach;
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal};
@@ -38,6 +39,9 @@ mod directory;
 pub mod delta;
 pub mod parquet;
 pub mod home;
+mod wire;
+mod serve;
+mod route;
 pub mod rejected;
 mod round;
 pub mod task;
@@ -78,6 +82,8 @@ pub struct TablesConfig {
     pub root: PathBuf,
     /// This pod.
     pub pod: PodId,
+    /// The others, and which of them is a table's home.
+    pub pool: Pool,
     /// How long a durable batch waits at most before it is written.
     pub flush_interval: Duration,
     /// Rows in memory that make a flush at once, and bound what goes into one file.
@@ -159,15 +165,27 @@ impl Tables {
     /// # Errors
     /// NotFound `table_not_found`; Invalid where its features are not supported; Unavailable where storage is.
     pub async fn open(&self, name: &TableName) -> Result<Table, Error> {
+        let table = self.look(name).await?;
+        // Outside of the slot: that may ask another pod, which looks into its own.
+        table.register().await.map_err(home_error)?;
+        Ok(Table::new(&table))
+    }
+
+    /// The table of this name, for those who have no runs for it: its log is not registered with the table.
+    async fn look(&self, name: &TableName) -> Result<Arc<OpenTable>, Error> {
         let mut open = self.slot(name).await;
         self.open_in(&mut open, name).await
     }
 
     /// Opens a table in its slot, which is the caller's meanwhile: two open tables of one name would each tell their
     /// own streams alone what is committed, and be rivals at each commit.
-    async fn open_in(&self, open: &mut Option<Arc<OpenTable>>, name: &TableName) -> Result<Table, Error> {
+    async fn open_in(
+        &self,
+        open: &mut Option<Arc<OpenTable>>,
+        name: &TableName,
+    ) -> Result<Arc<OpenTable>, Error> {
         if let Some(table) = open.as_ref().filter(|table| table.stopped().is_none()) {
-            return Ok(Table::new(table));
+            return Ok(Arc::clone(table));
         }
         // A stopped table is opened again: a person may have mended it, or made it anew.
         let shared = &self.shared;
@@ -175,9 +193,8 @@ impl Tables {
         let budget = Arc::clone(&shared.budget);
         match OpenTable::start(self.home_config(name), config, wal, budget, &shared.scope).await {
             Ok(table) => {
-                let handle = Table::new(&table);
-                *open = Some(table);
-                Ok(handle)
+                *open = Some(Arc::clone(&table));
+                Ok(table)
             }
             Err(error) => {
                 self.clear(open, name);
@@ -219,6 +236,7 @@ impl Tables {
             ended_kept: shared.config.ended_kept,
             clock: shared.config.clock.clone(),
             checkpoint_interval: shared.config.checkpoint_interval,
+            commit_interval: shared.config.flush_interval,
         }
     }
 
@@ -263,8 +281,9 @@ impl Tables {
         }
         let table = self.open_in(&mut open, name).await?;
         drop(open);
-        match difference(&table.open.home.view().version.shape, &stored, &spec) {
-            None => Ok(table),
+        table.register().await.map_err(home_error)?;
+        match difference(&table.home.view().version.shape, &stored, &spec) {
+            None => Ok(Table::new(&table)),
             Some(difference) => {
                 let what = format!("table {name} is there with another spec: {difference}");
                 Err(Error::invalid("table_exists", what))
@@ -304,12 +323,12 @@ impl Tables {
     /// # Errors
     /// As `open`.
     pub async fn describe(&self, name: &TableName) -> Result<serde_json::Value, Error> {
-        let table = self.open(name).await?;
-        let view = table.open.home.reload().await.map_err(home_error)?;
+        let table = self.look(name).await?;
+        let view = table.home.reload().await.map_err(home_error)?;
         let totals = self.shared.delta.totals(&view.version).await;
         let totals = totals.map_err(|error| storage("count the table's rows", &error))?;
         let shape = &view.version.shape;
-        let counts = &table.open.counts;
+        let counts = &table.counts;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = stranded.get(name).map_or(0, count);
@@ -326,8 +345,8 @@ impl Tables {
             "held_runs": count(&counts.held_runs),
             "set_aside_records": count(&counts.set_aside),
             "stranded_entries": count(&counts.stranded) + gone,
-            "failing": table.open.failing(),
-            "lag_ms": u64::try_from(table.open.lag().as_millis()).unwrap_or(u64::MAX),
+            "failing": table.failing(),
+            "lag_ms": u64::try_from(table.lag().as_millis()).unwrap_or(u64::MAX),
         }))
     }
 

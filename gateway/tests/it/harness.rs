@@ -309,6 +309,20 @@ impl Pod for FakePod {
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::PodStatus>, Status> {
         Ok(Response::new(proto::PodStatus { phase: "active".to_owned(), ..proto::PodStatus::default() }))
     }
+
+    async fn commit(
+        &self,
+        _: Request<proto::CommitRequest>,
+    ) -> Result<Response<proto::CommitResponse>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn watermarks(
+        &self,
+        _: Request<proto::WatermarksRequest>,
+    ) -> Result<Response<proto::WatermarksResponse>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
 }
 
 /// A gateway on a free port, with short deadlines where a test waits for one.

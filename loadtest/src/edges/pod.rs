@@ -147,6 +147,20 @@ impl Pod for Service {
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::PodStatus>, Status> {
         Err(not_here())
     }
+
+    async fn commit(
+        &self,
+        _: Request<proto::CommitRequest>,
+    ) -> Result<Response<proto::CommitResponse>, Status> {
+        Err(not_here())
+    }
+
+    async fn watermarks(
+        &self,
+        _: Request<proto::WatermarksRequest>,
+    ) -> Result<Response<proto::WatermarksResponse>, Status> {
+        Err(not_here())
+    }
 }
 
 fn not_here() -> Status {

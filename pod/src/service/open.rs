@@ -3,17 +3,14 @@
 //! *Owns*: the steps of an open, and making a table from the first records where that is allowed.
 //! *Does not own*: serving the stream afterwards (`service`).
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Encoding, UnknownFields};
-use sluice_shared::ids::{PodId, SchemaId, SessionId, StreamId, StreamName, TableName};
-use sluice_shared::link::{self, PodAddress};
+use sluice_shared::ids::{SchemaId, SessionId, StreamId, StreamName, TableName};
 use sluice_shared::proto;
-use sluice_shared::proto::pod_client::PodClient;
 use sluice_shared::proto::stream_request::Kind as Ask;
 use sluice_shared::proto::stream_response::Kind as Answer;
 use sluice_shared::requests::Boundary;
@@ -21,11 +18,11 @@ use sluice_shared::table::TableSpec;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Streaming;
-use tonic::transport::Channel;
 
 use super::{End, PodService, StreamAnswer, table_name, tell};
 use crate::decode::described::{self, DescribedDecoder};
 use crate::decode::{arrow, infer};
+use crate::pool::Pool;
 use crate::stream::record::{FIRST_SESSION, LogEntry, Records, SessionTerms, StreamRecord};
 use crate::stream::{Hold, Opening, Reach};
 use crate::table::{Table, rejected};
@@ -37,50 +34,32 @@ const INFER_BYTES: usize = 1 << 20;
 /// How long another pod may take to fence a stream.
 const FENCE_TIMEOUT: Duration = Duration::from_secs(35);
 
-/// The other pods of the pool, for what they have to be asked.
-#[derive(Clone, Default)]
-pub struct Peers {
-    channels: Arc<HashMap<PodId, Channel>>,
-}
-
-impl Peers {
-    /// Peers at these addresses. Connects when one is first asked.
-    ///
-    /// # Errors
-    /// `Invalid` for an address that is none.
-    pub fn new(addresses: &[(PodId, PodAddress)]) -> Result<Self, Error> {
-        let channel = |(id, address): &(PodId, PodAddress)| Ok((id.clone(), link::channel(address)?));
-        Ok(Self { channels: Arc::new(addresses.iter().map(channel).collect::<Result<_, Error>>()?) })
-    }
-
-    async fn fence(
-        &self,
-        table: &Table,
-        stream: &StreamId,
-        session: SessionId,
-        log: &LogEntry,
-    ) -> Result<Reach, Error> {
-        let cannot_ask = |why: String| {
-            let message = format!(
-                "stream {stream}: the log of pod {} may hold records of it, and the pod cannot be asked ({why}); \
-                 start it again",
-                log.pod
-            );
-            Error::unavailable("log_unreachable", message)
-        };
-        let channel =
-            self.channels.get(&log.pod).ok_or_else(|| cannot_ask("unknown to this pod".to_owned()))?;
-        let mut request = tonic::Request::new(proto::FenceRequest {
-            table: table.name().as_str().to_owned(),
-            stream: stream.as_str().to_owned(),
-            session: session.0,
-            log: log.log.0.to_string(),
-        });
-        request.set_timeout(FENCE_TIMEOUT);
-        let answer = PodClient::new(channel.clone()).fence(request).await;
-        let answer = answer.map_err(|status| cannot_ask(status.to_string()))?.into_inner();
-        Ok(Reach { next: answer.durable_next, boundary: answer.requests.map(Boundary::from) })
-    }
+/// Fences a stream in another pod's log, and answers how far that has it.
+async fn fence(
+    pool: &Pool,
+    table: &Table,
+    stream: &StreamId,
+    session: SessionId,
+    log: &LogEntry,
+) -> Result<Reach, Error> {
+    let cannot_ask = |why: String| {
+        let message = format!(
+            "stream {stream}: the log of pod {} may hold records of it, and the pod cannot be asked ({why}); start it \
+             again",
+            log.pod
+        );
+        Error::unavailable("log_unreachable", message)
+    };
+    let mut client = pool.client(&log.pod).ok_or_else(|| cannot_ask("unknown to this pod".to_owned()))?;
+    let mut request = tonic::Request::new(proto::FenceRequest {
+        table: table.name().as_str().to_owned(),
+        stream: stream.as_str().to_owned(),
+        session: session.0,
+        log: log.log.0.to_string(),
+    });
+    request.set_timeout(FENCE_TIMEOUT);
+    let answer = client.fence(request).await.map_err(|status| cannot_ask(status.to_string()))?.into_inner();
+    Ok(Reach { next: answer.durable_next, boundary: answer.requests.map(Boundary::from) })
 }
 
 /// An open stream.
@@ -419,7 +398,7 @@ impl PodService {
             if *log == self.log {
                 in_log = in_log.max(self.streams.fence(table.id(), &id, session).await?);
             } else {
-                in_others = in_others.max(self.peers.fence(table, &id, session, log).await?);
+                in_others = in_others.max(fence(&self.pool, table, &id, session, log).await?);
             }
         }
         Ok((in_log, in_others))

@@ -97,6 +97,8 @@ pub struct Shape {
     pub properties: BTreeMap<String, String>,
     /// The version from which this was first read.
     pub version: TableVersion,
+    /// Tells shapes that differ apart, in all pods alike.
+    pub fingerprint: u64,
     write: Arc<WriteState>,
 }
 
@@ -198,7 +200,8 @@ impl FileStats {
 /// A file that is written and may be committed.
 #[derive(Debug, Clone)]
 pub struct DataFile {
-    add: RecordBatch,
+    /// What the log says of it.
+    pub(super) add: RecordBatch,
     /// Where it is in the store.
     pub path: Path,
     /// Its size.
@@ -351,14 +354,18 @@ impl Delta {
         blocking(move || Ok(snapshot.get_app_id_version(&transaction, &*engine)?)).await
     }
 
-    /// Puts a version after `base`: files, and application transactions with their versions.
-    pub async fn commit(&self, base: &Version, files: &[DataFile], transactions: Vec<(String, i64)>) -> Put {
+    /// Puts a version after `base`: what `adds` say of files, and application transactions with their versions.
+    pub async fn commit(
+        &self,
+        base: &Version,
+        adds: Vec<RecordBatch>,
+        transactions: Vec<(String, i64)>,
+    ) -> Put {
         // A put into the log of a table that is gone would make a table with a hole in its log.
         if self.tag(&base.directory, base.number()).await.as_ref() != Some(&base.tag) {
             return Put::Conflict;
         }
         let (engine, snapshot) = (Arc::clone(&self.engine), Arc::clone(&base.snapshot));
-        let adds: Vec<RecordBatch> = files.iter().map(|file| file.add.clone()).collect();
         let put = blocking(move || {
             let mut builder = snapshot.update_table(UpdateTableOperation::StreamingUpdate, ENGINE_INFO, true);
             for (transaction, version) in transactions {
@@ -552,12 +559,27 @@ fn shape(snapshot: &SnapshotRef, engine: &Engine) -> Result<Shape, DeltaError> {
     let file_schema = Arc::new(Schema::new(file_fields.collect::<Vec<_>>()));
     Ok(Shape {
         id: TableId(configuration.metadata().id().into()),
+        fingerprint: fingerprint(&schema, &partition_columns, &properties),
         schema,
         file_schema,
         partition_columns,
         properties,
         version: snapshot.version(),
         write: transaction.write_state()?,
+    })
+}
+
+/// FNV-1a over what `Shape::is_same` compares. Pods of releases that put it differently into words each commit for
+/// themselves.
+fn fingerprint(schema: &Schema, partition_columns: &[String], properties: &BTreeMap<String, String>) -> u64 {
+    let fields = schema.fields().iter();
+    let mut words: Vec<String> = fields
+        .map(|field| format!("{}\n{}\n{}", field.name(), field.data_type(), field.is_nullable()))
+        .collect();
+    words.extend(partition_columns.iter().map(|column| format!("by\n{column}")));
+    words.extend(properties.iter().map(|(key, value)| format!("{key}\n{value}")));
+    words.join("\n\n").bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 

@@ -4,8 +4,9 @@
 //! forgotten only when nobody can bring a run of it any more: neither a log (of all that the table has heard of,
 //! each must be trimmed past the stream's end) nor a gateway (which may send again what it has not seen acked).
 //!
-//! Only endings in this pod's own log are judged here. A table that knows another log forgets nothing: whether that
-//! one is past a stream's end is not known to this pod. A log never leaves the map, so that this lasts.
+//! Only endings in this pod's own log are judged here, wherever the table's home is: it is told. A table that knows
+//! another log forgets nothing: whether that one is past a stream's end is not known to this pod. A log never leaves the
+//! map, so that this lasts.
 //!
 //! *Owns*: which streams have ended, where and when; the rule by which they may be forgotten.
 //! *Does not own*: how a stream ends (`stream`), the map and its commit (`home`), the log.

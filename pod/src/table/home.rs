@@ -1,41 +1,54 @@
-//! A table's home: the only place in this pod that commits to the table.
+//! A table's home: the only place in this pod that commits to the table, for this pod and for others that ask.
 //!
-//! A commit is a watermark map, put if absent under a new number, and then a Delta commit that names it. Whoever
-//! else commits meanwhile, another pod's home or a foreign writer, makes ours a conflict: the table is read
-//! anew and the runs are judged again. That is also how a commit is recognised whose answer was lost.
+//! A commit is a watermark map, put if absent under a new number, and then a Delta commit that names it. One commit
+//! takes all requests that have come in since the last one; where several pods ask, it waits for them, so that the
+//! rate of commits is that of one pod. A request is taken whole or not at all, and only where each of its runs gets
+//! the verdict that its files were written by. Whoever else commits meanwhile, another pod's home or a foreign writer,
+//! makes ours a conflict: the table is read anew and the runs are judged again. That is also how a commit is recognised
+//! whose answer was lost, and why two pods that both hold themselves for the home do no harm.
 //!
-//! *Owns*: the newest known version and its map, the numbers of maps, conflicts, checkpoints, forgetting ended
-//! streams in a commit.
-//! *Does not own*: files (the table's task writes them), what is at hand (the task), the rules (`watermark`, `ended`).
+//! *Owns*: the newest known version and its map, the numbers of maps, rounds, conflicts, checkpoints, forgetting
+//! ended streams in a commit.
+//! *Does not own*: files (the table's task writes them), what is at hand (the task), which pod is home (`pool`), the way
+//! there (`route`), the rules (`watermark`, `ended`).
 //! Keeps P2 and P4. Maps are never deleted: each version that can still be read needs its own, and versions are not
 //! cleaned up yet.
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::Int64Type;
 use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 use sluice_shared::error::Error;
-use sluice_shared::ids::{StreamId, TableName};
-use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::ids::{LogId, PodId, StreamId, TableId, TableName, TableVersion};
+use sluice_shared::lifecycle::{TaskScope, now_us};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Clock;
-use super::delta::{DataFile, Delta, DeltaError, Put, Shape, TRANSACTION, Version};
+use super::delta::{Delta, DeltaError, Put, TRANSACTION, Version};
 use super::ended::{EndedStreams, Ending};
-use super::watermark::{MapError, RunKey, Verdict, WatermarkMap, judge_all};
+use super::round::FILE_AGE_MAX;
+use super::watermark::{MapError, RunKey, Verdict, WatermarkMap, Working};
 use crate::wal::Wal;
 
 /// Requests that wait for the home at most.
-const MAILBOX: usize = 16;
+const MAILBOX: usize = 64;
 /// How often a load is tried again that met another pod's first commit.
 const LOADS_MAX: u32 = 5;
 /// Tries at one commit before its table's task pauses, and looks whether it has to end.
 const COMMIT_TRIES_MAX: u32 = 10;
 /// Longest pause after a conflict grows to this.
 const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(50);
+/// Urgent requests wait for this part of the interval between rounds.
+const URGENT_PART: u32 = 10;
+/// A pod counts as one that commits here for so many intervals after it last asked.
+const ASKER_INTERVALS: u32 = 4;
 
 /// A version of the table and its map: what `committed` means.
 #[derive(Debug, Clone)]
@@ -46,24 +59,69 @@ pub struct View {
     pub map: Arc<WatermarkMap>,
 }
 
-/// Files and the runs in them, with the verdicts that they were written by.
+/// Files and the runs in them, with the verdicts that they were written by: committed together, or not at all.
 #[derive(Debug, Clone)]
 pub struct CommitRequest {
-    /// The shape that the files were made for.
-    pub shape: Arc<Shape>,
-    /// All rows that the verdicts commit, and no others.
-    pub files: Vec<DataFile>,
+    /// Who asks.
+    pub pod: PodId,
+    /// The table that the runs are for.
+    pub table: TableId,
+    /// The newest version that the asker knows of.
+    pub version: TableVersion,
+    /// The shape that the files were made for, by its fingerprint.
+    pub shape: u64,
+    /// The asker's log: it is registered with the table where it is not.
+    pub log: LogId,
+    /// Not to wait for the next round.
+    pub urgent: bool,
     /// The runs at hand, less those that are held.
     pub runs: Vec<(RunKey, Verdict)>,
+    /// What the table's log is to say of the files: they have all rows that the verdicts commit, and no others.
+    pub adds: Vec<RecordBatch>,
+    /// Ended streams that neither the asker's log nor a gateway can bring again (`ended`).
+    pub ended: Vec<StreamId>,
 }
 
-/// How a commit ended, where nothing failed.
-#[derive(Debug)]
-pub enum CommitOutcome {
-    /// The rows can be read in this version.
-    Committed(View),
-    /// The table has changed so that a verdict or the files no longer stand: judge anew by this version.
-    Changed(View),
+impl CommitRequest {
+    /// Asks for nothing but that a log is registered.
+    fn is_registration(&self) -> bool {
+        self.runs.is_empty() && self.adds.is_empty()
+    }
+
+    /// Whether a sweep may take some file for an orphan: one whose age is not known counts as new.
+    fn is_old(&self) -> bool {
+        let oldest_ms = now_us() / 1000 - i64::try_from(FILE_AGE_MAX.as_millis()).unwrap_or(i64::MAX);
+        let is_old = |add: &RecordBatch| {
+            let modified = add.column_by_name("modificationTime");
+            let modified = modified.and_then(|modified| modified.as_primitive_opt::<Int64Type>());
+            modified.is_some_and(|modified| modified.iter().flatten().any(|at| at < oldest_ms))
+        };
+        self.adds.iter().any(is_old)
+    }
+}
+
+/// What has become of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The rows can be read in the answer's version.
+    Committed,
+    /// A verdict no longer stands: judge anew by the answer's version.
+    Changed,
+    /// The files are too old: write them anew.
+    Rewrite,
+    /// The table's metadata are not those that the files were made for.
+    Reshaped,
+}
+
+/// How a request ended, where nothing failed.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// What has become of it.
+    pub outcome: Outcome,
+    /// The table thereafter.
+    pub view: View,
+    /// When the home means to commit again; None where it does so as soon as it is asked.
+    pub next: Option<Duration>,
 }
 
 /// Why the home could not do it.
@@ -77,11 +135,13 @@ pub enum HomeError {
     Stopped(Error),
 }
 
+type Reply<T> = oneshot::Sender<Result<T, HomeError>>;
+
 enum HomeMessage {
     /// Commit files and runs.
-    Commit(CommitRequest, oneshot::Sender<Result<CommitOutcome, HomeError>>),
-    /// Read the table anew.
-    Reload(oneshot::Sender<Result<View, HomeError>>),
+    Commit(CommitRequest, Reply<Answer>),
+    /// Read the table anew, where it was last read so long ago.
+    Reload(Duration, Reply<View>),
 }
 
 /// The way to a table's home.
@@ -116,9 +176,13 @@ impl Forgetting {
         ended.ended(Ending { stream: stream.clone(), end, log_end, at });
     }
 
+    fn due(&self, map: &WatermarkMap) -> Vec<StreamId> {
+        self.lock().due(map, self.wal.trimmed(), self.clock.now())
+    }
+
     /// Takes the streams that are due out of a map that is about to be put. Answers how many.
     fn forget(&self, map: &mut WatermarkMap) -> usize {
-        let due = self.lock().due(map, self.wal.trimmed(), self.clock.now());
+        let due = self.due(map);
         due.iter().for_each(|stream| map.forget(stream));
         due.len()
     }
@@ -143,22 +207,22 @@ pub struct HomeConfig {
     pub clock: Clock,
     /// Versions between checkpoints.
     pub checkpoint_interval: u64,
+    /// Between two rounds, where several pods ask.
+    pub commit_interval: Duration,
 }
 
 impl HomeHandle {
-    /// Loads a table, registers the pod's log with it, and starts its home.
+    /// Loads a table and starts its home.
     ///
     /// # Errors
     /// `Stopped` with NotFound where there is no table, or with what makes it unusable.
     pub async fn start(config: HomeConfig, scope: &TaskScope) -> Result<Self, HomeError> {
-        let mut home = HomeTask::load(config).await?;
-        home.register().await?;
+        let home = HomeTask::load(config).await?;
         home.take_over_ended();
-        let forgetting = home.forgetting.clone();
+        let (forgetting, view) = (home.forgetting.clone(), home.views.subscribe());
         let (messages, inbox) = mpsc::channel(MAILBOX);
-        let (views, view) = watch::channel(Arc::new(home.view.clone()));
         let stop = scope.clone();
-        scope.spawn("table home", async move { home.run(inbox, views, stop).await });
+        scope.spawn("table home", async move { home.run(inbox, stop).await });
         Ok(Self { messages, view, forgetting })
     }
 
@@ -166,6 +230,11 @@ impl HomeHandle {
     /// A later commit forgets it.
     pub fn ended(&self, stream: &StreamId, end: u64) {
         self.forgetting.ended(stream, end);
+    }
+
+    /// The ended streams that are due, for a home elsewhere.
+    pub fn due(&self, map: &WatermarkMap) -> Vec<StreamId> {
+        self.forgetting.due(map)
     }
 
     /// An ephemeral stream is opened, perhaps again after it had ended: it is not forgotten meanwhile.
@@ -187,7 +256,7 @@ impl HomeHandle {
     ///
     /// # Errors
     /// `HomeError`.
-    pub async fn commit(&self, request: CommitRequest) -> Result<CommitOutcome, HomeError> {
+    pub async fn commit(&self, request: CommitRequest) -> Result<Answer, HomeError> {
         let (answer, answered) = oneshot::channel();
         self.ask(HomeMessage::Commit(request, answer), answered).await
     }
@@ -197,8 +266,16 @@ impl HomeHandle {
     /// # Errors
     /// `HomeError`.
     pub async fn reload(&self) -> Result<View, HomeError> {
+        self.reload_older(Duration::ZERO).await
+    }
+
+    /// Reads the table anew, unless that was done less than `age` ago: many may ask for it.
+    ///
+    /// # Errors
+    /// `HomeError`.
+    pub async fn reload_older(&self, age: Duration) -> Result<View, HomeError> {
         let (answer, answered) = oneshot::channel();
-        self.ask(HomeMessage::Reload(answer), answered).await
+        self.ask(HomeMessage::Reload(age, answer), answered).await
     }
 
     async fn ask<T>(
@@ -216,41 +293,114 @@ struct HomeTask {
     config: HomeConfig,
     /// The newest known version and its map.
     view: View,
+    views: watch::Sender<Arc<View>>,
     /// Highest number that a map is known to have, committed or not.
     highest: u64,
     /// Version of the last checkpoint that was due.
     checkpointed: u64,
     forgetting: Forgetting,
+    /// Requests for the next round.
+    waiting: Vec<(CommitRequest, Reply<Answer>)>,
+    /// When the last round began.
+    round_at: Option<Instant>,
+    /// When the view was known to be the newest.
+    read_at: Instant,
+    /// When pods last asked.
+    askers: HashMap<PodId, Instant>,
 }
 
 impl HomeTask {
-    async fn run(
-        mut self,
-        mut inbox: mpsc::Receiver<HomeMessage>,
-        views: watch::Sender<Arc<View>>,
-        stop: TaskScope,
-    ) {
+    async fn run(mut self, mut inbox: mpsc::Receiver<HomeMessage>, stop: TaskScope) {
         loop {
+            let due = self.due();
             let message = tokio::select! {
-                biased; // stopping wins over more work
+                biased; // stopping wins over more work; what has come in goes into the round
                 () = stop.cancelled() => return,
-                message = inbox.recv() => message,
+                message = inbox.recv() => match message {
+                    None => return,
+                    message => message,
+                },
+                () = due_at(due) => None,
             };
-            // An answer that nobody waits for any more is no failure.
-            match message {
-                None => return,
-                Some(HomeMessage::Commit(request, answer)) => {
-                    let outcome = self.commit(&request).await;
-                    views.send_replace(Arc::new(self.view.clone()));
-                    let _ = answer.send(outcome);
-                }
-                Some(HomeMessage::Reload(answer)) => {
-                    let outcome = self.reload().await;
-                    views.send_replace(Arc::new(self.view.clone()));
-                    let _ = answer.send(outcome.map(|()| self.view.clone()));
+            if let Some(message) = message {
+                self.take(message).await;
+                while let Ok(message) = inbox.try_recv() {
+                    self.take(message).await;
                 }
             }
-            self.checkpoint_if_due().await;
+            if self.due().is_some_and(|due| due <= Instant::now()) {
+                self.round().await;
+                // Not after a mere look at the table: that is for who commits.
+                self.checkpoint_if_due().await;
+            }
+        }
+    }
+
+    async fn take(&mut self, message: HomeMessage) {
+        match message {
+            HomeMessage::Commit(request, answer) => {
+                self.askers.insert(request.pod.clone(), Instant::now());
+                self.waiting.push((request, answer));
+            }
+            HomeMessage::Reload(age, answer) => {
+                let reloaded =
+                    if age.is_zero() || self.read_at.elapsed() >= age { self.reload().await } else { Ok(()) };
+                self.publish();
+                // An answer that nobody waits for any more is no failure.
+                let _ = answer.send(reloaded.map(|()| self.view.clone()));
+            }
+        }
+    }
+
+    /// When the next round is due. A pod that is the only one to ask need not wait for others.
+    fn due(&self) -> Option<Instant> {
+        let soonest = self.waiting.iter().map(|(request, _)| self.pause_of(request)).min()?;
+        Some(self.round_at.filter(|_| self.is_shared()).map_or_else(Instant::now, |at| at + soonest))
+    }
+
+    fn pause_of(&self, request: &CommitRequest) -> Duration {
+        let interval = self.config.commit_interval;
+        if request.urgent || request.is_registration() { interval / URGENT_PART } else { interval }
+    }
+
+    /// Whether several pods ask.
+    fn is_shared(&self) -> bool {
+        let lately = self.config.commit_interval * ASKER_INTERVALS;
+        self.askers.values().filter(|at| at.elapsed() < lately).count() > 1
+    }
+
+    fn publish(&self) {
+        if self.views.borrow().version.number() != self.view.version.number() {
+            self.views.send_replace(Arc::new(self.view.clone()));
+        }
+    }
+
+    /// One version of all that waits.
+    async fn round(&mut self) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        // Who asked may have given up, and commits by itself.
+        waiting.retain(|(_, answer)| !answer.is_closed());
+        let (requests, answers): (Vec<_>, Vec<_>) = waiting.into_iter().unzip();
+        if requests.is_empty() {
+            return;
+        }
+        let begun = Instant::now();
+        self.round_at = Some(begun);
+        let committed = self.commit(&requests).await;
+        self.publish();
+        let next = (begun + self.config.commit_interval).saturating_duration_since(Instant::now());
+        let next = Some(next).filter(|_| self.is_shared());
+        match committed {
+            Ok(outcomes) => {
+                for (answer, outcome) in answers.into_iter().zip(outcomes) {
+                    let _ = answer.send(Ok(Answer { outcome, view: self.view.clone(), next }));
+                }
+            }
+            Err(error) => {
+                for answer in answers {
+                    let _ = answer.send(Err(error.clone()));
+                }
+            }
         }
     }
 
@@ -267,7 +417,19 @@ impl HomeTask {
         };
         let (highest, checkpointed) = (map.number, version.number());
         let forgetting = Forgetting::new(&config);
-        Ok(Self { config, view: View { version, map }, highest, checkpointed, forgetting })
+        let view = View { version, map };
+        Ok(Self {
+            views: watch::Sender::new(Arc::new(view.clone())),
+            config,
+            view,
+            highest,
+            checkpointed,
+            forgetting,
+            waiting: Vec::new(),
+            round_at: None,
+            read_at: Instant::now(),
+            askers: HashMap::new(),
+        })
     }
 
     /// Which streams had ended was known to the pod's former life alone. Whatever is in the map now is taken for
@@ -277,40 +439,42 @@ impl HomeTask {
         ephemeral.for_each(|(stream, mark)| self.forgetting.ended(stream, mark.next));
     }
 
-    /// A log registers before its first durable run, so that streams are not forgotten while it may hold their
-    /// runs. It is also the table's first map, which holds no stream: losing it loses nothing.
-    async fn register(&mut self) -> Result<(), HomeError> {
-        let mut tries = 0;
-        let log = self.config.wal.log_id();
-        while !self.view.map.logs.contains(&log) {
-            let mut map = self.view.map.successor(0, Uuid::new_v4(), std::collections::HashMap::new());
-            map.logs.insert(log);
-            self.put(map, &[]).await?;
-            tries += 1;
-            self.pause(tries).await;
+    async fn commit(&mut self, requests: &[CommitRequest]) -> Result<Vec<Outcome>, HomeError> {
+        // Where another pod was home until now, its askers know more than this one.
+        let mut is_fresh = requests.iter().any(|request| request.version > self.view.version.number());
+        if is_fresh {
+            self.reload().await?;
         }
-        Ok(())
-    }
-
-    async fn commit(&mut self, request: &CommitRequest) -> Result<CommitOutcome, HomeError> {
-        let runs: Vec<RunKey> = request.runs.iter().map(|(run, _)| run.clone()).collect();
         let mut tries = 0;
         loop {
-            let (verdicts, changes) = judge_all(&self.view.map, &runs);
-            let stands = request.runs.iter().zip(&verdicts).all(|((_, planned), verdict)| planned == verdict);
-            if !stands || !request.shape.is_same(&self.view.version.shape) {
-                return Ok(CommitOutcome::Changed(self.view.clone()));
+            let map = Arc::clone(&self.view.map);
+            let mut working = Working::new(&map);
+            let judged = requests.iter().map(|request| self.judge(request, &mut working));
+            let outcomes: Vec<Outcome> = judged.collect();
+            if !is_fresh && outcomes.iter().any(|outcome| *outcome != Outcome::Committed) {
+                // Nobody is told by an old version that something does not stand.
+                self.reload().await?;
+                is_fresh = true;
+                continue;
             }
-            if changes.is_empty() {
-                return Ok(CommitOutcome::Committed(self.view.clone()));
+            let changes = working.into_changes();
+            let logs: BTreeSet<LogId> =
+                requests.iter().map(|request| request.log).filter(|log| !map.logs.contains(log)).collect();
+            if changes.is_empty() && logs.is_empty() {
+                return Ok(outcomes);
             }
-            let mut map = self.view.map.successor(0, Uuid::new_v4(), changes);
-            let forgotten = self.forgetting.forget(&mut map);
-            if self.put(map, &request.files).await? {
-                let streams = self.view.map.streams().len();
-                tracing::debug!(table = %self.config.name, streams, forgotten, "committed");
-                return Ok(CommitOutcome::Committed(self.view.clone()));
+            let mut map = map.successor(0, Uuid::new_v4(), changes);
+            map.logs.extend(logs);
+            let forgotten = self.forgetting.forget(&mut map) + forget_for(requests, &mut map);
+            let standing =
+                requests.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Committed);
+            let adds = standing.flat_map(|(request, _)| request.adds.iter().cloned()).collect();
+            if self.put(map, adds).await? {
+                let (streams, requests) = (self.view.map.streams().len(), requests.len());
+                tracing::debug!(table = %self.config.name, streams, forgotten, requests, "committed");
+                return Ok(outcomes);
             }
+            is_fresh = true;
             tries += 1;
             if tries == COMMIT_TRIES_MAX {
                 let name = &self.config.name;
@@ -322,14 +486,30 @@ impl HomeTask {
         }
     }
 
+    /// Takes a request's runs into the working copy, all or none.
+    fn judge(&self, request: &CommitRequest, working: &mut Working<'_>) -> Outcome {
+        let shape = &self.view.version.shape;
+        if request.is_registration() {
+            return Outcome::Committed;
+        }
+        if request.table != shape.id || request.shape != shape.fingerprint {
+            return Outcome::Reshaped;
+        }
+        if request.is_old() {
+            return Outcome::Rewrite;
+        }
+        if working.take_all(&request.runs) { Outcome::Committed } else { Outcome::Changed }
+    }
+
     /// Puts a version. False after a conflict or a lost answer; the table has been read anew then.
-    async fn put(&mut self, map: WatermarkMap, files: &[DataFile]) -> Result<bool, HomeError> {
+    async fn put(&mut self, map: WatermarkMap, adds: Vec<RecordBatch>) -> Result<bool, HomeError> {
         let map = self.claim(map).await?;
         let number = i64::try_from(map.number).expect("a number for each commit");
         let transaction = vec![(TRANSACTION.to_owned(), number)];
-        match self.config.delta.commit(&self.view.version, files, transaction).await {
+        match self.config.delta.commit(&self.view.version, adds, transaction).await {
             Put::Committed(version) => {
                 self.view = View { version: *version, map: Arc::new(map) };
+                self.read_at = Instant::now();
                 return Ok(true);
             }
             Put::Conflict => {
@@ -371,6 +551,7 @@ impl HomeTask {
     }
 
     async fn reload(&mut self) -> Result<(), HomeError> {
+        let begun = Instant::now();
         let refreshed = self.config.delta.refresh(&self.view.version).await;
         let version = refreshed.map_err(|error| failed(&self.config, error))?;
         let name = &self.config.name;
@@ -381,10 +562,11 @@ impl HomeTask {
         }
         if version.map == Some(self.view.map.number) || (version.map.is_none() && self.view.map.number == 0) {
             self.view.version = version;
-            return Ok(());
+        } else {
+            let map = read_map(&self.config, &version).await?;
+            self.view = View { version, map };
         }
-        let map = read_map(&self.config, &version).await?;
-        self.view = View { version, map };
+        self.read_at = begun;
         Ok(())
     }
 
@@ -405,6 +587,22 @@ impl HomeTask {
                 tracing::warn!(table = %self.config.name, version = number, %error, "no checkpoint this time");
             }
         }
+    }
+}
+
+/// Takes the streams that askers are done with out of a map that is about to be put: that one log is past a stream says
+/// nothing of others. Answers how many.
+fn forget_for(requests: &[CommitRequest], map: &mut WatermarkMap) -> usize {
+    let is_sole = |request: &&CommitRequest| map.logs.iter().eq([&request.log]);
+    let ended: Vec<&StreamId> = requests.iter().filter(is_sole).flat_map(|request| &request.ended).collect();
+    ended.iter().for_each(|stream| map.forget(stream));
+    ended.len()
+}
+
+async fn due_at(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -499,5 +697,36 @@ async fn read(config: &HomeConfig, path: &Path) -> Result<Option<Result<Watermar
         Ok(bytes) => Ok(Some(WatermarkMap::decode(&bytes))),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
         Err(error) => Err(again("read a watermark map", &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::Int64Array;
+
+    use super::*;
+
+    #[test]
+    fn files_that_a_sweep_may_take_are_to_be_written_anew() {
+        let request = |ages_s: &[i64]| CommitRequest {
+            pod: "pod-1".parse().expect("valid"),
+            table: TableId("t".into()),
+            version: 0,
+            shape: 0,
+            log: LogId(Uuid::nil()),
+            urgent: false,
+            runs: Vec::new(),
+            adds: ages_s.iter().map(|age_s| add_of(*age_s)).collect(),
+            ended: Vec::new(),
+        };
+        let day = 24 * 60 * 60;
+        assert!(!request(&[]).is_old() && !request(&[0, day - 60, -day]).is_old());
+        assert!(request(&[0, day + 60]).is_old());
+        assert!(request(&[]).is_registration() && !request(&[0]).is_registration());
+    }
+
+    fn add_of(age_s: i64) -> RecordBatch {
+        let modified = Int64Array::from(vec![now_us() / 1000 - age_s * 1000]);
+        RecordBatch::try_from_iter([("modificationTime", Arc::new(modified) as _)]).expect("valid")
     }
 }

@@ -251,7 +251,8 @@ pub async fn append(
         let files = write(store, &version.shape, &rows).await?;
         let farther =
             |(transaction, reach): &(String, i64)| there.get(transaction).is_none_or(|old| old < reach);
-        match delta.commit(&version, &files, reaches.into_iter().filter(farther).collect()).await {
+        let adds = files.iter().map(|file| file.add.clone()).collect();
+        match delta.commit(&version, adds, reaches.into_iter().filter(farther).collect()).await {
             Put::Committed(_) => return Ok(()),
             // It may be in or not. The next try finds what is, where it is a refused record.
             Put::Unknown(error) => return Err(error.into()),

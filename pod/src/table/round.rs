@@ -8,21 +8,21 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrow::array::RecordBatch;
 use object_store::path::Path;
 use sluice_shared::ids::{OffsetRange, StreamId};
 use tokio::time::Instant;
 
 use super::batch::{Batch, Run};
 use super::delta::{DataFile, Shape};
-use super::home::View;
 use super::parquet::{Piece, Source, has_unplaced, misfits, unplaced};
 use super::rejected::{Cause, Rejects};
 use super::task::Permit;
-use super::watermark::{RunKey, Verdict, judge_all};
+use super::watermark::{RunKey, Verdict, WatermarkMap, judge_all};
 use crate::wal::Durable;
 
 /// Older files are written anew: a sweep takes files for orphans that no version names for days.
-const FILE_AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const FILE_AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A durable batch that is not committed yet.
 pub(super) struct Entry {
@@ -73,13 +73,13 @@ pub(super) struct Round {
 }
 
 impl Round {
-    pub(super) fn judge(view: &View, at_hand: &[Entry]) -> Self {
+    pub(super) fn judge(map: &WatermarkMap, at_hand: &[Entry]) -> Self {
         let open = at_hand.iter().enumerate().flat_map(|(entry, at_hand)| {
             at_hand.open.iter().flatten().map(move |(run, key)| (entry, *run, key.clone()))
         });
         let open: Vec<_> = open.collect();
         let keys: Vec<RunKey> = open.iter().map(|(.., key)| key.clone()).collect();
-        let (verdicts, _) = judge_all(&view.map, &keys);
+        let (verdicts, _) = judge_all(map, &keys);
         let runs = open.into_iter().zip(verdicts).map(|((entry, run, key), verdict)| {
             let aside = match &verdict {
                 Verdict::Fenced { aside, .. } => aside.iter().map(|part| (*part, Cause::Fenced)).collect(),
@@ -272,9 +272,14 @@ impl Written {
         self.groups.push(WrittenGroup { pieces, files, at, offered: false });
     }
 
-    /// All files, for a commit that names them.
-    pub(super) fn offer(&mut self) -> Vec<DataFile> {
+    /// What is said of all files, for a commit that names them.
+    pub(super) fn offer(&mut self) -> Vec<RecordBatch> {
         self.groups.iter_mut().for_each(|group| group.offered = true);
-        self.groups.iter().flat_map(|group| group.files.iter().cloned()).collect()
+        self.groups.iter().flat_map(|group| group.files.iter().map(|file| file.add.clone())).collect()
+    }
+
+    /// Gives up all files. They have been offered, so that none is deleted.
+    pub(super) fn give_up(&mut self) {
+        self.groups.clear();
     }
 }

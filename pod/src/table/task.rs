@@ -2,11 +2,11 @@
 //!
 //! *Owns*: what waits for the table (in memory within the pod's budget, else in the log alone), held runs, the
 //! order of a flush: judge, set aside, write, commit, tell, release.
-//! *Does not own*: what is judged and comes of it (`round`), the rule and the commit (`home`), files (`parquet`), which
-//! tables there are (`table`).
+//! *Does not own*: what is judged and comes of it (`round`), the rule and the commit (`home`), the way there, which may
+//! lead to another pod (`route`), files (`parquet`), which tables there are (`table`).
 //! Keeps P7 here: memory beyond the budget is given up, never data.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -16,21 +16,30 @@ use object_store::path::Path;
 use sluice_shared::error::Error;
 use sluice_shared::ids::{StreamId, TableName};
 use sluice_shared::lifecycle::{TaskScope, now_us};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, OnceCell, oneshot, watch};
 use tokio::time::Instant;
 
 use super::TablesConfig;
 use super::batch::{Batch, BatchError};
 use super::delta::{DataFile, DeltaError, Shape};
-use super::home::{CommitOutcome, CommitRequest, HomeConfig, HomeError, HomeHandle, View};
+use super::home::{CommitRequest, HomeConfig, HomeError, HomeHandle, Outcome, View};
 use super::parquet::{EncodeError, Encoded, encode};
 use super::rejected::{self, RejectError, Rejects};
 use super::round::{Entry, Progress, Round, Written, groups, sources};
+use super::route::{Known, Marks, News, Route, Routed};
+use super::watermark::WatermarkMap;
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal, WalError};
 
 /// With held runs the table is read anew at least so often (DESIGN section 11 rule 10).
 const HELD_RELOAD: Duration = Duration::from_secs(1);
+/// Streams that one question to another home is about at most.
+const ASKED_MAX: usize = 1000;
+/// Answers in a row by which something has to be judged anew, after which a flush pauses: each time some other pod has
+/// been faster, which cannot go on.
+const JUDGED_ANEW_MAX: u32 = 20;
+/// Files are ready for a round of the home before it begins: by this part of the interval, or twice what writing took.
+const LEAD_PART: u32 = 10;
 /// Pauses after failures grow from this to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -110,6 +119,10 @@ pub struct OpenTable {
     pub(super) home: HomeHandle,
     pub(super) home_config: HomeConfig,
     pub(super) counts: Counts,
+    route: Route,
+    known: Mutex<Known>,
+    /// The pod's log is registered with the table.
+    registered: OnceCell<()>,
     config: TablesConfig,
     wal: Wal,
     budget: Arc<Budget>,
@@ -140,6 +153,9 @@ impl OpenTable {
         let home = HomeHandle::start(home_config.clone(), scope).await?;
         let table = Arc::new(Self {
             name: home_config.name.clone(),
+            route: Route { pool: config.pool.clone(), table: home_config.name.clone(), home: home.clone() },
+            known: Mutex::new(Known::from(&*home.view())),
+            registered: OnceCell::new(),
             home,
             home_config,
             counts: Counts::default(),
@@ -153,13 +169,89 @@ impl OpenTable {
             failing: Mutex::default(),
         });
         let task = TableTask {
+            views: table.home.views(),
+            moves: table.route.pool.changed(),
             table: Arc::clone(&table),
             held: Vec::new(),
             reloaded: Instant::now(),
+            asked_at: Instant::now(),
+            next_round: None,
+            writing: Duration::ZERO,
+            is_urgent: false,
             scope: scope.clone(),
         };
         scope.spawn("table", task.run());
         Ok(table)
+    }
+
+    /// A log registers before its first durable run, so that streams are not forgotten while it may hold their runs.
+    /// A pod that is no more than the table's home has none. It is also the table's first map, which holds no stream:
+    /// losing it loses nothing.
+    ///
+    /// # Errors
+    /// As `Route::commit`.
+    pub(super) async fn register(&self) -> Result<(), HomeError> {
+        let register = async || {
+            let known = self.known();
+            if known.map.logs.contains(&self.wal.log_id()) {
+                return Ok(());
+            }
+            let routed = self.route.commit(self.request(&known)).await?;
+            self.learn(&routed.news);
+            Ok(())
+        };
+        self.registered.get_or_try_init(register).await.map(|_| ())
+    }
+
+    fn request(&self, known: &Known) -> CommitRequest {
+        CommitRequest {
+            pod: self.config.pod.clone(),
+            table: known.shape.id.clone(),
+            version: known.version,
+            shape: known.shape.fingerprint,
+            log: self.wal.log_id(),
+            urgent: false,
+            runs: Vec::new(),
+            adds: Vec::new(),
+            // This pod's home knows them anyway.
+            ended: if self.route.is_remote() { self.home.due(&known.map) } else { Vec::new() },
+        }
+    }
+
+    /// What is known of the table.
+    fn known(&self) -> Known {
+        lock(&self.known).clone()
+    }
+
+    /// Whether all of this is known: it is after a commit of this pod's own.
+    fn has_learned(&self, view: &View) -> bool {
+        let known = lock(&self.known);
+        known.version > view.version.number() || Arc::ptr_eq(&known.map, &view.map)
+    }
+
+    /// Takes news, and tells the streams that have come further. Answers whether they were no older than what was known.
+    fn learn(&self, news: &News) -> bool {
+        // Held meanwhile: who begins to follow a stream has what was known before, or is told.
+        let mut known = lock(&self.known);
+        if !known.learn(news) {
+            return false;
+        }
+        let followers = lock(&self.followers);
+        match news {
+            News::View(View { version, map }) => {
+                for (stream, progress) in followers.iter() {
+                    progress.committed(map.next(stream), version.number());
+                }
+            }
+            News::Marks(Marks { version, marks, .. }) => {
+                for (stream, mark) in marks {
+                    if let (Some(progress), Some(mark)) = (followers.get(stream), mark) {
+                        progress.committed(mark.next, *version);
+                    }
+                }
+            }
+        }
+        true
     }
 
     /// Why nothing is written to the table any more.
@@ -202,10 +294,11 @@ impl OpenTable {
     }
 
     pub(super) fn follow(&self, stream: &StreamId, progress: Arc<StreamProgress>) {
+        let known = lock(&self.known);
         lock(&self.followers).insert(stream.clone(), Arc::clone(&progress));
+        progress.committed(known.map.next(stream), known.version);
+        drop(known);
         self.home.opened(stream);
-        let view = self.home.view();
-        progress.committed(view.map.next(stream), view.version.number());
         if let Some(error) = self.stopped() {
             progress.fail(error.clone());
         }
@@ -218,10 +311,14 @@ impl OpenTable {
         }
     }
 
-    fn tell(&self, view: &View) {
-        for (stream, progress) in lock(&self.followers).iter() {
-            progress.committed(view.map.next(stream), view.version.number());
+    /// Nothing is written to the table any more.
+    pub(super) fn stop(&self, error: &Error) {
+        tracing::error!(table = %self.name, %error, "table stopped: its batches stay in the log");
+        let _ = self.stopped.set(error.clone());
+        for progress in lock(&self.followers).values() {
+            progress.fail(error.clone());
         }
+        self.wake.notify_one();
     }
 
     /// What waits is flushed now, not when its time has come.
@@ -261,6 +358,10 @@ enum Next {
     Flush,
     /// Look again whether held runs have become eligible.
     Reload,
+    /// Others have committed.
+    Heard(News),
+    /// The table's home may be another one.
+    Moved,
     Stop,
 }
 
@@ -291,6 +392,18 @@ struct TableTask {
     held: Vec<Entry>,
     /// When the table was last read anew for them.
     reloaded: Instant,
+    /// When another home was last asked how far streams are.
+    asked_at: Instant,
+    /// What this pod's home commits for others.
+    views: watch::Receiver<Arc<View>>,
+    /// Told when the table's home may have moved.
+    moves: watch::Receiver<u64>,
+    /// When the home means to commit again.
+    next_round: Option<Instant>,
+    /// How long the last flush took until it had its files.
+    writing: Duration,
+    /// Not to wait for the home's next round.
+    is_urgent: bool,
     scope: TaskScope,
 }
 
@@ -308,6 +421,12 @@ impl TableTask {
                     self.settle(entries).await;
                 }
                 Next::Reload => self.reload().await,
+                Next::Heard(news) => {
+                    if self.table.learn(&news) && !self.held.is_empty() {
+                        self.settle(Vec::new()).await;
+                    }
+                }
+                Next::Moved => self.move_home().await,
             }
             self.answer_drains().await;
         }
@@ -317,16 +436,27 @@ impl TableTask {
         waiting.drains.clear();
     }
 
-    /// When held runs want the table to be read anew.
+    /// When held runs want the table to be read anew: a home elsewhere is asked all the time.
     fn held_reload(&self) -> Option<Instant> {
         (!self.held.is_empty()).then_some(self.reloaded + HELD_RELOAD)
     }
 
     async fn reload(&mut self) {
         self.reloaded = Instant::now();
-        match self.table.home.reload().await {
-            Ok(view) => self.table.tell(&view),
-            Err(HomeError::Stopped(error)) => self.stop(&error),
+        let heard = if self.table.route.is_remote() {
+            let known = self.table.known();
+            let streams = self.asked(&known.map);
+            self.table.route.watch(known.version, &known.shape.id, streams, Duration::ZERO).await
+        } else {
+            None
+        };
+        let reloaded = match heard {
+            Some(news) => Ok(news),
+            None => self.table.home.reload().await.map(News::View),
+        };
+        match reloaded {
+            Ok(news) => drop(self.table.learn(&news)),
+            Err(HomeError::Stopped(error)) => self.table.stop(&error),
             Err(HomeError::Again(error)) => {
                 tracing::warn!(table = %self.table.name, %error, "cannot read the table anew: trying again");
             }
@@ -334,9 +464,94 @@ impl TableTask {
         self.settle(Vec::new()).await;
     }
 
-    async fn next(&self) -> Next {
-        let table = &self.table;
+    /// What others have committed is read ahead of the first commit, which would else wait for that. What is held is
+    /// judged anew, for the new home may have what the old one had not.
+    async fn move_home(&mut self) {
+        let is_behind = self.table.home.view().version.number() < self.table.known().version;
+        if !self.held.is_empty() || is_behind && !self.table.route.is_remote() {
+            self.reload().await;
+        }
+    }
+
+    /// The streams whose way into the table is for others to tell, and how far they are known to be: those of held runs,
+    /// and those that are durable further than they are committed.
+    fn asked(&self, map: &WatermarkMap) -> Vec<(StreamId, u64)> {
+        let held = self.held.iter().filter_map(|entry| entry.open.as_ref()).flatten();
+        let held = held.map(|(_, run)| run.stream.clone());
+        let lagging = {
+            let followers = lock(&self.table.followers);
+            let is_behind = |stream: &StreamId, progress: &StreamProgress| {
+                progress
+                    .settled_at(map.next(stream).saturating_add(1))
+                    .is_some_and(|end| end > map.next(stream))
+            };
+            let lagging = followers.iter().filter(|(stream, progress)| is_behind(stream, progress));
+            lagging.map(|(stream, _)| stream.clone()).take(ASKED_MAX).collect::<Vec<_>>()
+        };
+        let asked: BTreeMap<StreamId, u64> =
+            held.take(ASKED_MAX).chain(lagging).map(|stream| (stream.clone(), map.next(&stream))).collect();
+        asked.into_iter().collect()
+    }
+
+    /// Resolves with what others have committed of streams that wait for it: another home tells, and this pod's reads the
+    /// table, for others may have committed past it. Asks from `ask_at` on.
+    async fn hear(&self, ask_at: Instant) -> News {
+        let route = &self.table.route;
+        if route.pool.is_alone() {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep_until(ask_at).await;
         loop {
+            let known = self.table.known();
+            let streams = self.asked(&known.map);
+            if !streams.is_empty() && route.is_remote() {
+                match route.watch(known.version, &known.shape.id, streams, HELD_RELOAD).await {
+                    // It has waited as long as it was to.
+                    Some(News::Marks(Marks { marks, .. })) if marks.is_empty() => continue,
+                    Some(news) => return news,
+                    None => {}
+                }
+            } else if !streams.is_empty()
+                && let Ok(view) = route.home.reload_older(HELD_RELOAD).await
+                && !self.table.has_learned(&view)
+            {
+                return News::View(view);
+            }
+            tokio::time::sleep(HELD_RELOAD).await;
+        }
+    }
+
+    async fn next(&mut self) -> Next {
+        let (mut views, mut moves) = (self.views.clone(), self.moves.clone());
+        let ask_at = if self.held.is_empty() { self.asked_at + HELD_RELOAD } else { self.asked_at };
+        if ask_at <= Instant::now() {
+            self.asked_at = Instant::now();
+        }
+        let next = self.next_of(&mut views, &mut moves, ask_at).await;
+        (self.views, self.moves) = (views, moves);
+        let is_full = || lock(&self.table.waiting).bytes >= self.table.config.target_file_bytes;
+        // Held runs have waited enough.
+        self.is_urgent = !matches!(next, Next::Flush) || is_full() || self.is_hasty();
+        next
+    }
+
+    /// Somebody waits until nothing is left.
+    fn is_hasty(&self) -> bool {
+        !lock(&self.table.waiting).drains.is_empty() || self.scope.is_draining()
+    }
+
+    async fn next_of(
+        &self,
+        views: &mut watch::Receiver<Arc<View>>,
+        moves: &mut watch::Receiver<u64>,
+        ask_at: Instant,
+    ) -> Next {
+        let table = &self.table;
+        let mut hear = std::pin::pin!(self.hear(ask_at));
+        loop {
+            if table.stopped().is_some() {
+                return Next::Flush; // to leave what there is to the log
+            }
             let (is_due, since, drains) = {
                 let waiting = lock(&table.waiting);
                 let is_full = waiting.hurried || waiting.bytes >= table.config.target_file_bytes;
@@ -346,16 +561,34 @@ impl TableTask {
             if since.is_some() && (is_due || is_hasty) || drains {
                 return Next::Flush;
             }
-            let flush_at = since.map(|since| since + table.config.flush_interval);
+            let flush_at = since.map(|since| self.flush_at(since));
+            let reload_at = self.held_reload().filter(|_| !table.route.is_remote());
             tokio::select! {
                 biased; // stopping wins; a flush brings held runs with it
                 () = self.scope.cancelled() => return Next::Stop,
                 () = table.wake.notified() => {}
                 () = self.scope.draining(), if !self.scope.is_draining() => {}
                 () = at(flush_at) => return Next::Flush,
-                () = at(self.held_reload()) => return Next::Reload,
+                Ok(()) = moves.changed() => return Next::Moved,
+                Ok(()) = views.changed() => {
+                    let view = View::clone(&views.borrow_and_update());
+                    if !table.has_learned(&view) {
+                        return Next::Heard(News::View(view));
+                    }
+                }
+                () = at(reload_at) => return Next::Reload,
+                news = &mut hear => return Next::Heard(news),
             }
         }
+    }
+
+    /// When a batch that came at `since` is flushed at the latest. A home that commits for several pods does so at
+    /// intervals: files are to be there just before a round, so that rows wait for the one and not for the other too.
+    fn flush_at(&self, since: Instant) -> Instant {
+        let interval = self.table.config.flush_interval;
+        let lead = (self.writing * 2).clamp(interval / LEAD_PART, interval / 2);
+        let round = self.next_round.filter(|round| *round + interval > since);
+        flush_before(since, interval, round.map(|round| round.checked_sub(lead).unwrap_or(round)))
     }
 
     /// Takes what is at hand for one flush.
@@ -389,7 +622,7 @@ impl TableTask {
             *lock(&self.table.failing) = flushed.as_ref().err().map(ToString::to_string);
             match flushed {
                 Ok(()) => break,
-                Err(FlushError::Home(HomeError::Stopped(error))) => self.stop(&error),
+                Err(FlushError::Home(HomeError::Stopped(error))) => self.table.stop(&error),
                 Err(error) => {
                     tracing::warn!(table = %self.table.name, %error, "flush failed: trying again");
                     let cancelled = tokio::select! {
@@ -415,37 +648,47 @@ impl TableTask {
     }
 
     /// One round: everything at hand that is eligible goes into one version. Leaves held entries in `at_hand`.
-    async fn flush(&self, at_hand: &mut Vec<Entry>, progress: &mut Progress) -> Result<(), FlushError> {
+    async fn flush(&mut self, at_hand: &mut Vec<Entry>, progress: &mut Progress) -> Result<(), FlushError> {
+        let begun = Instant::now();
         self.load(at_hand, |entry| entry.open.is_none()).await?;
         for entry in at_hand.iter_mut().filter(|entry| entry.open.is_none()) {
             entry.open = entry.rows.as_ref().map(|(batch, _)| Entry::runs(batch));
         }
-        let mut view = View::clone(&self.table.home.view());
-        loop {
-            let mut round = Round::judge(&view, at_hand);
+        for _ in 0..JUDGED_ANEW_MAX {
+            let known = self.table.known();
+            let mut round = Round::judge(&known.map, at_hand);
+            let request = self.table.request(&known);
+            // The map goes: learning changes it in place where nobody else has it.
+            let Known { shape, .. } = known;
             self.load_eligible(at_hand, &round).await?;
-            let rejects = round.rejects(&view.version.shape, at_hand, &progress.aside);
+            let rejects = round.rejects(&shape, at_hand, &progress.aside);
             let (rejects, parts) = rejects.map_err(RejectError::from)?;
             self.set_aside(rejects, &round).await?;
             progress.aside.extend(parts);
-            self.write(&view.version.shape, at_hand, &round, &mut progress.written).await?;
-            let request = CommitRequest {
-                shape: Arc::clone(&view.version.shape),
-                files: progress.written.offer(),
-                runs: round.judged(),
-            };
-            match self.table.home.commit(request).await? {
-                CommitOutcome::Committed(view) => {
-                    self.table.tell(&view);
+            self.write(&shape, at_hand, &round, &mut progress.written).await?;
+            let runs = round.judged();
+            if runs.is_empty() {
+                round.settle(at_hand);
+                return Ok(()); // all are held
+            }
+            let (urgent, adds) = (self.is_urgent, progress.written.offer());
+            let request = CommitRequest { urgent, runs, adds, ..request };
+            self.writing = begun.elapsed();
+            let Routed { outcome, news, next } = self.table.route.commit(request).await?;
+            self.next_round = next;
+            self.table.learn(&news);
+            match outcome {
+                Outcome::Committed => {
                     round.settle(at_hand);
                     return Ok(());
                 }
-                CommitOutcome::Changed(newer) => {
-                    self.table.tell(&newer);
-                    view = newer;
-                }
+                Outcome::Changed => {}
+                Outcome::Rewrite | Outcome::Reshaped => progress.written.give_up(),
             }
         }
+        let what =
+            format!("table {}: runs were judged anew {JUDGED_ANEW_MAX} times in a row", self.table.name);
+        Err(HomeError::Again(what).into())
     }
 
     async fn load_eligible(&self, at_hand: &mut [Entry], round: &Round) -> Result<(), FlushError> {
@@ -547,14 +790,6 @@ impl TableTask {
         }
     }
 
-    fn stop(&self, error: &Error) {
-        tracing::error!(table = %self.table.name, %error, "table stopped: its batches stay in the log");
-        let _ = self.table.stopped.set(error.clone());
-        for progress in lock(&self.table.followers).values() {
-            progress.fail(error.clone());
-        }
-    }
-
     /// Keeps entries in the log, by dropping them without release.
     fn strand(&self, at_hand: &mut Vec<Entry>) {
         let waiting = std::mem::take(&mut lock(&self.table.waiting).entries);
@@ -593,6 +828,20 @@ impl TableTask {
     }
 }
 
+/// The last moment that is not later than an interval after `since` and lies before a round; where there is none, the
+/// moment before the next round. `ready` is before one of them.
+fn flush_before(since: Instant, interval: Duration, ready: Option<Instant>) -> Instant {
+    let latest = since + interval;
+    let Some(mut ready) = ready else { return latest };
+    if ready > latest {
+        return ready.min(latest + interval);
+    }
+    while ready + interval <= latest && !interval.is_zero() {
+        ready += interval;
+    }
+    if ready > since { ready } else { latest }
+}
+
 async fn at(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
@@ -602,4 +851,26 @@ async fn at(deadline: Option<Instant>) {
 
 fn files_at_once() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(FILES_AT_ONCE_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_ready_just_before_the_homes_round() {
+        let (start, interval) = (Instant::now(), Duration::from_millis(1_000));
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let check = |since: u64, ready: Option<u64>, expected: u64| {
+            let flushed = flush_before(at(since), interval, ready.map(at));
+            assert_eq!(flushed, at(expected), "since {since}, ready {ready:?}");
+        };
+        check(5_000, None, 6_000);
+        check(5_000, Some(5_900), 5_900); // rows that came just after a round
+        check(5_900, Some(6_900), 6_900); // a steady flow
+        check(5_100, Some(6_900), 6_900); // while the last files waited for their round
+        check(5_000, Some(4_300), 5_300); // the next round after the one that was told
+        check(5_000, Some(9_000), 7_000);
+        check(5_000, Some(5_000), 6_000);
+    }
 }

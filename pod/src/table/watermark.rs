@@ -202,9 +202,27 @@ impl<'a> Working<'a> {
         verdict
     }
 
-    /// Whether any stream has come further.
-    pub fn is_changed(&self) -> bool {
-        !self.changed.is_empty()
+    /// Takes runs that were judged elsewhere, where each gets the same verdict here; else none of them.
+    pub fn take_all(&mut self, judged: &[(RunKey, Verdict)]) -> bool {
+        let mut order: Vec<&(RunKey, Verdict)> = judged.iter().collect();
+        order.sort_by(|a, b| a.0.cmp(&b.0));
+        let mut before: Vec<(&StreamId, Option<Mark>)> = Vec::new();
+        for (run, verdict) in order {
+            if before.last().is_none_or(|(stream, _)| **stream != run.stream) {
+                before.push((&run.stream, self.changed.get(&run.stream).cloned()));
+            }
+            if self.take(run) == *verdict {
+                continue;
+            }
+            for (stream, mark) in before {
+                match mark {
+                    Some(mark) => drop(self.changed.insert(stream.clone(), mark)),
+                    None => drop(self.changed.remove(stream)),
+                }
+            }
+            return false;
+        }
+        true
     }
 
     /// The streams that have come further.
@@ -264,6 +282,14 @@ impl WatermarkMap {
     /// One more than the stream's last offset in the table; 0 if there is none.
     pub fn next(&self, stream: &StreamId) -> u64 {
         self.mark(stream).map_or(0, |mark| mark.next)
+    }
+
+    /// Takes over what another pod knows of a stream.
+    pub fn learn(&mut self, stream: StreamId, mark: Option<Mark>) {
+        match mark {
+            Some(mark) => drop(self.marks.insert(stream, mark)),
+            None => drop(self.marks.remove(&stream)),
+        }
     }
 
     /// Forgets a stream.

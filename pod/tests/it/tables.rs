@@ -18,6 +18,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
+use sluice_pod::pool::Pool;
 use sluice_pod::stream::progress::StreamProgress;
 use sluice_pod::table::batch::{Batch, Reason, Refusal, Run};
 use sluice_pod::table::{Clock, Table, Tables, TablesConfig};
@@ -29,6 +30,7 @@ use sluice_shared::table::TableSpec;
 use tempfile::TempDir;
 
 mod forget;
+mod homes;
 mod quarantine;
 
 /// How long a test waits for what must happen.
@@ -75,6 +77,7 @@ impl Pod {
         let mut config = TablesConfig {
             root: root.to_owned(),
             pod: "pod-1".parse().expect("valid"),
+            pool: Pool::alone("pod-1".parse().expect("valid")),
             flush_interval: Duration::from_millis(2),
             target_file_bytes: 8 << 20,
             memory_bytes: 64 << 20,
