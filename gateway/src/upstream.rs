@@ -81,6 +81,8 @@ pub(crate) struct OpenTerms {
     pub(crate) whole_requests: bool,
     /// Whether a named stream may be, or has to be, there already.
     pub(crate) existence: proto::Existence,
+    /// Another pod hands the stream over.
+    pub(crate) handed_over: bool,
 }
 
 impl OpenTerms {
@@ -120,6 +122,7 @@ impl OpenTerms {
             last_pod: None,
             whole_requests: false,
             existence: proto::Existence::Any,
+            handed_over: false,
         }
     }
 
@@ -150,6 +153,7 @@ impl OpenTerms {
             client: permit.map(Permit::client).unwrap_or_default(),
             whole_requests: self.whole_requests,
             existence: self.existence.into(),
+            handed_over: self.handed_over,
         }
     }
 }
@@ -300,7 +304,7 @@ impl Upstream {
         terms: OpenTerms,
         from: PodId,
     ) -> Result<Box<Call>, Error> {
-        self.open_besides(&terms, vec![from]).await
+        self.open_besides(&OpenTerms { handed_over: true, ..terms }, vec![from]).await
     }
 
     async fn open_besides(

@@ -274,7 +274,7 @@ impl Duty {
 
     /// Follows the wishes until the pod is drained.
     async fn run(self) {
-        let Parts { id, scope, streams, lanes, tables, .. } = &self.shared.parts;
+        let Parts { id, scope, streams, lanes, tables, wal, .. } = &self.shared.parts;
         let mut orders = self.shared.order.subscribe();
         loop {
             tokio::select! {
@@ -295,6 +295,8 @@ impl Duty {
         if tokio::task::spawn_blocking(move || closing.close()).await.is_err() {
             tracing::error!(pod = %id, "a lane panicked while the pod drained");
         }
+        // The tables get what the lanes have handed to the log only once it is durable.
+        wal.settled().await;
         tables.drain().await;
         self.shared.phase.send_replace(Phase::Drained);
         self.announce();

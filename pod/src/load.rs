@@ -199,6 +199,7 @@ mod tests {
             bytes_per_s,
             here_for: SECOND,
             held: true,
+            handed_over: false,
         };
         let tables = by_table(&[stream("a", 1.0), stream("b", 5.0), stream("a", 2.0)]);
         let told: Vec<_> =

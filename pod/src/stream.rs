@@ -74,6 +74,8 @@ pub struct Stream {
     /// Reads its protobuf or Avro frames.
     pub described: Option<DescribedDecoder>,
     entrance: Mutex<Entrance>,
+    /// Another pod has handed it over.
+    handed_over: bool,
     /// Since when it has been here.
     opened: Instant,
     /// Bytes of frames that were taken since its traffic was last looked at.
@@ -95,6 +97,8 @@ pub struct StreamLoad {
     pub here_for: Duration,
     /// Whether a gateway holds it.
     pub held: bool,
+    /// Whether another pod has handed it over.
+    pub handed_over: bool,
 }
 
 /// Who may send, and which offset is next.
@@ -153,6 +157,7 @@ impl Stream {
                 holder_ends: CancellationToken::new(),
                 detached_since: Some(Instant::now()),
             }),
+            handed_over: opening.handed_over,
             opened: Instant::now(),
             taken: AtomicU64::new(0),
             rate: AtomicU64::new(0),
@@ -241,6 +246,8 @@ pub struct Opening {
     pub whole_requests: bool,
     /// Of a protobuf or Avro stream: reads its frames.
     pub described: Option<DescribedDecoder>,
+    /// Another pod has handed it over.
+    pub handed_over: bool,
 }
 
 /// All streams of this pod.
@@ -449,6 +456,7 @@ impl Streams {
                 bytes_per_s,
                 here_for: stream.opened.elapsed(),
                 held: stream.entrance().holder != 0,
+                handed_over: stream.handed_over,
             }
         };
         streams.into_iter().map(load).collect()
