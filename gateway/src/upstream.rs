@@ -16,7 +16,7 @@ use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Encoding, UnknownFields};
 use sluice_shared::ids::{PodId, SessionId, StreamId, StreamName, TableName};
 use sluice_shared::link::{self, PodAddress};
-use sluice_shared::pool::{PodView, PoolView};
+use sluice_shared::pool::{OwnPlacement, PodView, PoolView};
 use sluice_shared::proto::pod_client::PodClient;
 use sluice_shared::proto::{
     self, MESSAGE_BYTES_MAX, StreamRequest, StreamResponse, stream_request, stream_response,
@@ -174,17 +174,17 @@ pub(crate) struct Call {
     pub(crate) placed: Placed,
 }
 
-/// A stream's share of its pod's load, as this gateway sees it; given back when it is dropped.
+/// A stream's share of its pod's load, as this gateway sees it; given back when it is dropped, unless a report has
+/// covered it by then.
 pub(crate) struct Placed {
     upstream: Arc<Upstream>,
     pub(crate) pod: PodId,
-    load: f64,
+    own: OwnPlacement,
 }
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        let load = self.load;
-        self.upstream.pool().view.update(&self.pod, |pod| pod.placed = (pod.placed - load).max(0.0));
+        self.upstream.pool().view.give_back(&self.own);
     }
 }
 
@@ -296,12 +296,12 @@ impl Upstream {
         let (last_pod, rate) = (terms.last_pod.as_ref(), terms.rate_bytes_per_s);
         let hints = StreamHints { last_pod, rate_bytes_per_s: rate, tried };
         let Pool { view, rng, .. } = &mut *pool;
+        let now = Instant::now().into_std();
+        view.advance(now);
         let placement = placement::place(view, &terms.table, &hints, rng)?;
-        let load = view.pod(&placement.pod).map(|pod| placement::stream_load(view, &terms.table, rate, pod));
-        let load = load.unwrap_or_default();
-        view.update(&placement.pod, |pod| pod.placed += load);
+        let own = view.placed(&placement.pod, placement.adds, now);
         tracing::debug!(table = %terms.table, pod = %placement.pod, rule = ?placement.rule, "placed a stream");
-        Ok(Placed { upstream: Arc::clone(self), pod: placement.pod, load })
+        Ok(Placed { upstream: Arc::clone(self), pod: placement.pod, own })
     }
 
     async fn open_on(&self, placed: Placed, terms: &OpenTerms) -> Result<Box<Call>, Error> {

@@ -219,7 +219,7 @@ impl BarPlot {
                 .margin_right(48)
                 .x_label_area_size(38)
                 .y_label_area_size(16 + 7 * u32::try_from(longest.min(60))?)
-                .build_cartesian_2d(low..high.max(low + f64::MIN_POSITIVE), 0.0..count as f64)
+                .build_cartesian_2d(low..high.max(low + f64::MIN_POSITIVE), 0.0..count as f64 + 0.5)
                 .map_err(drawn)?;
             let mesh = &mut chart.configure_mesh();
             let number = |value: &f64| number(*value);
@@ -233,11 +233,11 @@ impl BarPlot {
     }
 
     fn draw_bars(&self, chart: &mut Chart<'_, '_>, (low, _): (f64, f64)) -> anyhow::Result<()> {
-        let top = self.bars.len() as f64;
+        let top = self.bars.len() as f64 + 0.5;
         let before = (FONT, 13).into_font().color(&BLACK).pos(Pos::new(HPos::Right, VPos::Center));
         let behind = (FONT, 12).into_font().color(&GREY).pos(Pos::new(HPos::Left, VPos::Center));
         for (at, (name, value)) in self.bars.iter().enumerate() {
-            let middle = top - at as f64 - 0.5;
+            let middle = self.bars.len() as f64 - at as f64 - 0.5;
             let corners = [(0.0, middle - 0.36), (*value, middle + 0.36)];
             chart.draw_series([Rectangle::new(corners, COLOURS[0].filled())]).map_err(drawn)?;
             let name = EmptyElement::at((low, middle)) + Text::new(name.clone(), (-8, 0), before.clone());
@@ -246,10 +246,10 @@ impl BarPlot {
                 + Text::new(number(*value), (5, 0), behind.clone());
             chart.draw_series([figure]).map_err(drawn)?;
         }
-        let style = (FONT, 12).into_font().color(&GREY).pos(Pos::new(HPos::Left, VPos::Bottom));
+        let style = (FONT, 12).into_font().color(&GREY).pos(Pos::new(HPos::Left, VPos::Top));
         for Level { y, name } in &self.levels {
             chart.draw_series([dashes([(*y, 0.0), (*y, top)])]).map_err(drawn)?;
-            let name = EmptyElement::at((*y, top)) + Text::new(name.clone(), (-2, -1), style.clone());
+            let name = EmptyElement::at((*y, top)) + Text::new(name.clone(), (5, 1), style.clone());
             chart.draw_series([name]).map_err(drawn)?;
         }
         Ok(())

@@ -13,3 +13,4 @@ pub mod lane;
 pub mod decode;
 pub mod wal;
 pub mod table;
+pub mod shed;
