@@ -32,6 +32,7 @@ use tokio::time::{Instant, timeout};
 use crate::app::App;
 use crate::auth::SecretHash;
 use crate::edge::http::{METRICS, Refusal, json_response};
+use crate::placement::StreamHints;
 
 /// How long a pod may take to answer.
 const POD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -76,6 +77,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/pods/{pod}/join", post(join))
         .route("/v1/streams", get(list_streams))
         .route("/v1/tables", get(list_tables))
+        .route("/v1/explain", get(explain))
         .route("/metrics", get(metrics))
         .route_layer(authorized)
         .route("/healthz", get(async || "ok\n"))
@@ -335,4 +337,33 @@ async fn list_tables(State(app): State<Arc<App>>) -> Response {
         })
     });
     json_response(json!({ "tables": shown.collect::<Vec<_>>() }).to_string())
+}
+
+/// Of which placement.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExplainQuery {
+    table: String,
+    stream: Option<String>,
+    rate: Option<u64>,
+}
+
+async fn explain(
+    State(app): State<Arc<App>>,
+    Asked(query): Asked<ExplainQuery>,
+) -> Result<Response, Refusal> {
+    let table: TableName = query.table.parse().map_err(Error::from)?;
+    let stream = query.stream.map(|stream| {
+        let shown = app.streams.all().into_iter().find(|shown| shown.stream.as_str() == stream);
+        shown.ok_or_else(|| {
+            let message =
+                format!("this gateway has no stream {stream}: see /v1/streams, and other gateways' too");
+            Error::not_found("stream_not_found", message)
+        })
+    });
+    let last_pod = stream.transpose()?.map(|stream| stream.pod());
+    let hints = StreamHints { last_pod: last_pod.as_ref(), rate_bytes_per_s: query.rate, tried: &[] };
+    let explained = app.upstream.explain(&table, &hints);
+    let explained = serde_json::to_string(&explained).map_err(|error| Error::internal(error.to_string()))?;
+    Ok(json_response(explained))
 }

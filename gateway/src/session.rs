@@ -528,6 +528,7 @@ impl<'a, E: Edge> Session<'a, E> {
         self.handoff = None;
         self.terms.resume_at = Some(self.window.first_held());
         self.terms.last_pod = Some(pod);
+        self.terms.rate_bytes_per_s = self.shown.rate().or(self.terms.rate_bytes_per_s);
         self.finish_sent = false;
         let upstream = Arc::clone(&self.app.upstream);
         self.link = Link::Opening(Box::pin(upstream.reopen(self.terms.clone())));
@@ -550,6 +551,7 @@ impl<'a, E: Edge> Session<'a, E> {
             return;
         }
         self.terms.resume_at = Some(self.window.first_held());
+        self.terms.rate_bytes_per_s = self.shown.rate().or(self.terms.rate_bytes_per_s);
         let upstream = Arc::clone(&self.app.upstream);
         let terms = self.terms.clone();
         let link = std::mem::replace(&mut self.link, Link::Opening(Box::pin(std::future::pending())));

@@ -149,6 +149,11 @@ impl Shown {
         self.info.taken.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
+    /// What it has been seen to send, in bytes per second; None where that is nothing.
+    pub(crate) fn rate(&self) -> Option<u64> {
+        Some(self.info.bytes_per_s.load(Ordering::Relaxed)).filter(|rate| *rate > 0)
+    }
+
     /// It goes on at this pod.
     pub(crate) fn is_at(&self, pod: &PodId) {
         let mut at = self.info.pod.lock().unwrap_or_else(PoisonError::into_inner);

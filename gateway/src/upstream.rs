@@ -18,7 +18,7 @@ use sluice_shared::ids::{PodId, SessionId, StreamId, StreamName, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::link::{self, PodAddress, PodLink};
 use sluice_shared::membership::{Members, Membership};
-use sluice_shared::pool::PoolView;
+use sluice_shared::pool::{OwnPlacement, PoolView};
 use sluice_shared::proto::pod_client::PodClient;
 use sluice_shared::proto::{
     self, MESSAGE_BYTES_MAX, StreamRequest, StreamResponse, stream_request, stream_response,
@@ -31,7 +31,7 @@ use tonic::transport::Channel;
 
 use crate::auth::{Credential, Permit, Right};
 use crate::config::GatewayConfig;
-use crate::placement::{self, NoPlace, StreamHints};
+use crate::placement::{self, Explanation, NoPlace, StreamHints, explain};
 
 /// Requests of one stream between session and link. Two: one on its way, one ready. More would only take
 /// frames out of the window's reach to merge them.
@@ -81,8 +81,8 @@ pub(crate) struct OpenTerms {
     pub(crate) whole_requests: bool,
     /// Whether a named stream may be, or has to be, there already.
     pub(crate) existence: proto::Existence,
-    /// Another pod hands the stream over.
-    pub(crate) handed_over: bool,
+    /// The stream was at another pod before.
+    pub(crate) moves: bool,
 }
 
 impl OpenTerms {
@@ -122,7 +122,7 @@ impl OpenTerms {
             last_pod: None,
             whole_requests: false,
             existence: proto::Existence::Any,
-            handed_over: false,
+            moves: false,
         }
     }
 
@@ -153,7 +153,7 @@ impl OpenTerms {
             client: permit.map(Permit::client).unwrap_or_default(),
             whole_requests: self.whole_requests,
             existence: self.existence.into(),
-            handed_over: self.handed_over,
+            moves: self.moves,
         }
     }
 }
@@ -180,17 +180,17 @@ pub(crate) struct Call {
     pub(crate) placed: Placed,
 }
 
-/// A stream's share of its pod's load, as this gateway sees it; given back when it is dropped.
+/// A stream's share of its pod's load, as this gateway sees it; given back when it is dropped, unless a report has
+/// covered it by then.
 pub(crate) struct Placed {
     upstream: Arc<Upstream>,
     pub(crate) pod: PodId,
-    load: f64,
+    own: OwnPlacement,
 }
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        let load = self.load;
-        self.upstream.pool().view.update(&self.pod, |pod| pod.placed = (pod.placed - load).max(0.0));
+        self.upstream.pool().view.give_back(&self.own);
     }
 }
 
@@ -259,6 +259,15 @@ impl Upstream {
         self.membership.now()
     }
 
+    /// Where a stream would go now, and why.
+    pub(crate) fn explain(&self, table: &TableName, hints: &StreamHints<'_>) -> Explanation {
+        let mut pool = self.pool();
+        pool.return_from_aside();
+        let Pool { view, rng, .. } = &mut *pool;
+        view.advance(Instant::now().into_std());
+        explain(view, table, hints, rng)
+    }
+
     /// The pool as placement sees it.
     pub(crate) fn view(&self) -> PoolView {
         self.pool().view.clone()
@@ -275,12 +284,7 @@ impl Upstream {
             // Calls over a link that is dropped go on.
             known.is_some_and(|pod| pod.state.address == link.address && pod.life == link.life)
         });
-        let mut view = members.view(Instant::now());
-        let mut pool = self.pool();
-        for old in pool.view.pods() {
-            view.update(&old.id, |pod| (pod.placed, pod.aside) = (old.placed, old.aside));
-        }
-        pool.view = view;
+        members.teach(&mut self.pool().view, Instant::now());
     }
 
     fn links(&self) -> MutexGuard<'_, HashMap<PodId, Link>> {
@@ -304,7 +308,7 @@ impl Upstream {
         terms: OpenTerms,
         from: PodId,
     ) -> Result<Box<Call>, Error> {
-        self.open_besides(&OpenTerms { handed_over: true, ..terms }, vec![from]).await
+        self.open_besides(&OpenTerms { moves: true, ..terms }, vec![from]).await
     }
 
     async fn open_besides(
@@ -344,6 +348,7 @@ impl Upstream {
     /// # Errors
     /// What a pod said where it refuses for good; the last failure when the time is up.
     pub(crate) async fn reopen(self: Arc<Self>, terms: OpenTerms) -> Result<Box<Call>, Error> {
+        let terms = OpenTerms { moves: true, ..terms };
         let deadline = Instant::now() + self.unavailable_timeout;
         let mut backoff = BACKOFF_MIN;
         loop {
@@ -374,12 +379,12 @@ impl Upstream {
         let (last_pod, rate) = (terms.last_pod.as_ref(), terms.rate_bytes_per_s);
         let hints = StreamHints { last_pod, rate_bytes_per_s: rate, tried };
         let Pool { view, rng, .. } = &mut *pool;
+        let now = Instant::now().into_std();
+        view.advance(now);
         let placement = placement::place(view, &terms.table, &hints, rng)?;
-        let load = view.pod(&placement.pod).map(|pod| placement::stream_load(view, &terms.table, rate, pod));
-        let load = load.unwrap_or_default();
-        view.update(&placement.pod, |pod| pod.placed += load);
+        let own = view.placed(&placement.pod, placement.adds, now);
         tracing::debug!(table = %terms.table, pod = %placement.pod, rule = ?placement.rule, "placed a stream");
-        Ok(Placed { upstream: Arc::clone(self), pod: placement.pod, load })
+        Ok(Placed { upstream: Arc::clone(self), pod: placement.pod, own })
     }
 
     async fn open_on(&self, placed: Placed, terms: &OpenTerms) -> Result<Box<Call>, Error> {

@@ -1,4 +1,4 @@
-//! `loadtest`: the bench, edges alone, the crash test with a chosen seed, and a look at a table.
+//! `loadtest`: the bench, edges alone, simulations, the crash test with a chosen seed, and a look at a table.
 //!
 //! *Owns*: the command line.
 //! *Does not own*: what the commands do.
@@ -14,6 +14,7 @@ use sluice_loadtest::bench::Figures;
 use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
+use sluice_loadtest::sim::placement;
 use sluice_loadtest::{bench, crash, edges, table};
 
 /// Load, faults and figures for Sluice, on real processes.
@@ -53,10 +54,31 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+    /// Simulates what this machine cannot hold, with the service's own rules. Ends with status 1 where an aim is missed.
+    Sim {
+        #[command(subcommand)]
+        what: Simulated,
+    },
     /// Reads every version of a Delta table and shows what each holds.
     Verify {
         /// The table's directory.
         table: PathBuf,
+    },
+}
+
+#[derive(Subcommand)]
+enum Simulated {
+    /// Where streams go, and which are moved, under old reports, reconnects, a death and pods that join.
+    Placement {
+        /// How many worlds to try.
+        #[arg(long, default_value_t = 10)]
+        seeds: u64,
+        /// Also a pool of 2,000 pods with a million streams, which takes long.
+        #[arg(long)]
+        large: bool,
+        /// Write plots into this directory.
+        #[arg(long, value_name = "DIR")]
+        plots: Option<PathBuf>,
     },
 }
 
@@ -128,6 +150,9 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Bare(options) => bare::run(options).await.map(|()| ExitCode::SUCCESS),
         Command::NullZerobus { listen } => zerobus::serve(listen).await.map(|()| ExitCode::SUCCESS),
         Command::Crash { seed, dir } => run_crash(sluice()?, seed, dir).await,
+        Command::Sim { what: Simulated::Placement { seeds, large, plots } } => {
+            sim_placement(&placement::Options { seeds: seeds.max(1), at_size: large }, plots.as_deref())
+        }
         Command::Verify { table } => verify(&table),
     }
 }
@@ -191,6 +216,15 @@ async fn run_crash(sluice: PathBuf, seed: Option<u64>, dir: Option<PathBuf>) -> 
     println!("{verdict}");
     let is_good = verdict.is_clean() && rejected == bad && *reconnects == 0;
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn sim_placement(options: &placement::Options, plots: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let outcome = placement::run(options, &|what| eprintln!("sim: {what}"))?;
+    print!("{}", outcome.to_text());
+    if let Some(dir) = plots {
+        outcome.write_plots(dir)?;
+    }
+    Ok(if outcome.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn verify(root: &Path) -> anyhow::Result<ExitCode> {

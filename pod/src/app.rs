@@ -13,6 +13,7 @@ use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::{OnPanic, Phase, TaskScope};
 use sluice_shared::link::{self, PipeDialer, PipeListener, PodAddress};
 use sluice_shared::membership::Membership;
+use sluice_shared::pool::PoolView;
 use sluice_shared::proto::MESSAGE_BYTES_MAX;
 use sluice_shared::proto::pod_server::PodServer;
 use tokio::net::TcpListener;
@@ -86,6 +87,7 @@ impl Pod {
             id: config.id.clone(),
             zone: membership.now().zone.clone(),
             membership,
+            pool: pool.clone(),
             scope: scope.clone(),
             admission: admission.clone(),
             streams: streams.clone(),
@@ -159,9 +161,11 @@ impl Pod {
 /// Keeps the pool as the membership has it.
 async fn follow(membership: Membership, pool: Pool, scope: TaskScope) {
     let mut members = membership.watch();
+    let mut view = PoolView::new([]);
     loop {
         let newest = Arc::clone(&members.borrow_and_update());
-        pool.update(newest.view(Now::now()));
+        newest.teach(&mut view, Now::now());
+        pool.update(view.clone());
         tokio::select! {
             biased; // the end first
             () = scope.cancelled() => return,

@@ -26,7 +26,9 @@ use tokio::time::Instant;
 use crate::admission::Admission;
 use crate::lane::Lanes;
 use crate::load::{Meter, Sample, by_table, processor_time};
-use crate::stream::Streams;
+use crate::pool::Pool;
+use crate::shed::{Shedder, StreamLoad as Movable};
+use crate::stream::{StreamLoad, Streams};
 use crate::table::Tables;
 use crate::wal::Wal;
 
@@ -40,8 +42,9 @@ const CHANGE_TOLD: f64 = 0.10;
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// Streams are asked in steps of this length.
 const PACE_STEP: Duration = Duration::from_millis(20);
-/// What a drain's gateways are told.
+/// Why a stream moves, as its gateway is told.
 const DRAINING: &str = "its pod drains";
+const HOT: &str = "its pod is hot";
 
 /// How fast a drain goes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,6 +68,8 @@ pub struct Parts {
     pub id: PodId,
     /// Where it stands in the pool.
     pub membership: Membership,
+    /// The pool as it sees it.
+    pub pool: Pool,
     /// Where it stands otherwise.
     pub zone: Option<String>,
     /// Its tasks.
@@ -217,7 +222,8 @@ impl Duty {
     /// Reports the pod's load until its end.
     async fn report(self) {
         let Parts { scope, .. } = &self.shared.parts;
-        let (mut meter, mut told, mut told_at) = (Meter::default(), 0.0, None::<Instant>);
+        let (mut meter, mut shedder) = (Meter::default(), Shedder::default());
+        let (mut told, mut told_at) = (0.0, None::<Instant>);
         let (mut looked, mut cpu) = (Instant::now(), processor_time());
         let mut wait = REPORT_INTERVAL;
         loop {
@@ -227,9 +233,11 @@ impl Duty {
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
             }
             let (elapsed, used) = (looked.elapsed(), processor_time());
-            let load = self.look(&mut meter, elapsed, used.saturating_sub(cpu));
+            let traffic = self.shared.parts.streams.traffic(elapsed);
+            let load = self.look(&mut meter, &traffic, elapsed, used.saturating_sub(cpu));
             (looked, cpu) = (Instant::now(), used);
             *self.shared.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
+            self.shed(&mut shedder, &traffic);
             let fraction = self.load().fraction();
             if told_at.is_none_or(|at| at.elapsed() >= wait) || (fraction - told).abs() > CHANGE_TOLD {
                 self.announce();
@@ -240,17 +248,48 @@ impl Duty {
     }
 
     /// The load as it is now, `elapsed` after the last look.
-    fn look(&self, meter: &mut Meter, elapsed: Duration, cpu: Duration) -> LoadReport {
-        let Parts { streams, tables, admission, .. } = &self.shared.parts;
-        let traffic = streams.traffic(elapsed);
+    fn look(
+        &self,
+        meter: &mut Meter,
+        traffic: &[StreamLoad],
+        elapsed: Duration,
+        cpu: Duration,
+    ) -> LoadReport {
+        let Parts { tables, admission, .. } = &self.shared.parts;
         let bytes_per_s = traffic.iter().map(|stream| stream.bytes_per_s).sum();
         let held = traffic.iter().filter(|stream| stream.held).count();
         LoadReport {
             streams: u32::try_from(held).unwrap_or(u32::MAX),
-            tables: by_table(&traffic),
+            tables: by_table(traffic),
             lag_ms: u64::try_from(tables.unfinished().1.as_millis()).unwrap_or(u64::MAX),
             refused: admission.refused(),
             ..meter.measure(&self.sample(elapsed, cpu, bytes_per_s))
+        }
+    }
+
+    /// Where the pod is hot and others are not, asks the gateways of some streams to go on with them elsewhere.
+    fn shed(&self, shedder: &mut Shedder, traffic: &[StreamLoad]) {
+        let Parts { id, pool, streams, .. } = &self.shared.parts;
+        if self.phase() != Phase::Active {
+            return;
+        }
+        let (view, now) = (pool.view(), Instant::now().into_std());
+        let Some(excess) = shedder.observe(id, &view, now) else { return };
+        let held = traffic.iter().enumerate().filter(|(_, stream)| stream.held);
+        let movable = held.map(|(nth, stream)| Movable {
+            stream: nth,
+            table: &stream.table,
+            bytes_per_s: stream.bytes_per_s,
+            open_for: stream.here_for,
+            is_resumed: stream.has_moved,
+        });
+        let movable: Vec<_> = movable.collect();
+        let chosen = shedder.choose(excess, (id, &view), &movable, now);
+        if !chosen.is_empty() {
+            tracing::info!(pod = %id, streams = chosen.len(), ?excess, "pod is hot: it sheds streams");
+        }
+        for stream in chosen.into_iter().map(|nth| &traffic[nth]) {
+            streams.ask_handoff(&stream.stream, &stream.table_id, HOT);
         }
     }
 

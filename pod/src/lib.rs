@@ -16,3 +16,4 @@ pub mod lane;
 pub mod decode;
 pub mod wal;
 pub mod table;
+pub mod shed;

@@ -196,10 +196,11 @@ mod tests {
         let stream = |table: &str, bytes_per_s| StreamLoad {
             stream: sluice_shared::ids::StreamId::ephemeral(),
             table: table.parse().expect("valid"),
+            table_id: sluice_shared::ids::TableId("t".into()),
             bytes_per_s,
             here_for: SECOND,
             held: true,
-            handed_over: false,
+            has_moved: false,
         };
         let tables = by_table(&[stream("a", 1.0), stream("b", 5.0), stream("a", 2.0)]);
         let told: Vec<_> =

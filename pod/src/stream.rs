@@ -74,8 +74,8 @@ pub struct Stream {
     /// Reads its protobuf or Avro frames.
     pub described: Option<DescribedDecoder>,
     entrance: Mutex<Entrance>,
-    /// Another pod has handed it over.
-    handed_over: bool,
+    /// It was at another pod before.
+    has_moved: bool,
     /// Since when it has been here.
     opened: Instant,
     /// Bytes of frames that were taken since its traffic was last looked at.
@@ -91,14 +91,16 @@ pub struct StreamLoad {
     pub stream: StreamId,
     /// Where its records go.
     pub table: TableName,
+    /// Which table that is.
+    pub table_id: TableId,
     /// What it sends.
     pub bytes_per_s: f64,
     /// For how long it has been here.
     pub here_for: Duration,
     /// Whether a gateway holds it.
     pub held: bool,
-    /// Whether another pod has handed it over.
-    pub handed_over: bool,
+    /// Whether it was at another pod before.
+    pub has_moved: bool,
 }
 
 /// Who may send, and which offset is next.
@@ -157,7 +159,7 @@ impl Stream {
                 holder_ends: CancellationToken::new(),
                 detached_since: Some(Instant::now()),
             }),
-            handed_over: opening.handed_over,
+            has_moved: opening.has_moved,
             opened: Instant::now(),
             taken: AtomicU64::new(0),
             rate: AtomicU64::new(0),
@@ -246,8 +248,8 @@ pub struct Opening {
     pub whole_requests: bool,
     /// Of a protobuf or Avro stream: reads its frames.
     pub described: Option<DescribedDecoder>,
-    /// Another pod has handed it over.
-    pub handed_over: bool,
+    /// It was at another pod before.
+    pub has_moved: bool,
 }
 
 /// All streams of this pod.
@@ -453,10 +455,11 @@ impl Streams {
             StreamLoad {
                 stream: stream.id.clone(),
                 table: stream.table.name().clone(),
+                table_id: stream.table.id().clone(),
                 bytes_per_s,
                 here_for: stream.opened.elapsed(),
                 held: stream.entrance().holder != 0,
-                handed_over: stream.handed_over,
+                has_moved: stream.has_moved,
             }
         };
         streams.into_iter().map(load).collect()

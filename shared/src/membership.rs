@@ -27,7 +27,7 @@ use crate::error::Error;
 use crate::ids::PodId;
 use crate::lifecycle::{Phase, TaskScope, now_us};
 use crate::link::PodAddress;
-use crate::pool::{LoadReport, PodView, PoolView, TableRate};
+use crate::pool::{LoadReport, PodView, PoolView};
 
 /// A member talks to some others so often.
 const GOSSIP_INTERVAL: Duration = Duration::from_millis(200);
@@ -155,30 +155,27 @@ pub struct Members {
 }
 
 impl Members {
-    /// The pool as placement sees it, at `now`. Pods that are lost are not in it.
-    pub fn view(&self, now: Instant) -> PoolView {
-        let there = self.pods.iter().filter(|(_, pod)| pod.lost.is_none());
-        let mut view = PoolView::new(there.map(|(id, pod)| {
-            let load = LoadReport { age: now.duration_since(pod.heard), ..pod.state.load.clone() };
+    /// Brings a view of the pool up to date. Pods that are lost are not in it.
+    pub fn teach(&self, view: &mut PoolView, now: Instant) {
+        let there = || self.pods.iter().filter(|(_, pod)| pod.lost.is_none());
+        let pods = there().map(|(id, pod)| {
             let active_for = pod.active_since.map_or(Duration::MAX, |since| now.duration_since(since));
             let (phase, zone) = (pod.state.phase, pod.state.zone.clone());
-            PodView {
-                phase,
-                zone,
-                load,
-                active_for,
-                ..PodView::active(id.clone(), pod.state.address.clone())
-            }
-        }));
+            PodView { phase, zone, active_for, ..PodView::active(id.clone(), pod.state.address.clone()) }
+        });
+        view.set_members(pods, now.into_std());
         view.gateways = u32::try_from(self.gateways.len()).unwrap_or(u32::MAX).max(1);
         view.zone.clone_from(&self.zone);
-        for pod in self.pods.values().filter(|pod| pod.lost.is_none()) {
-            for table in &pod.state.load.tables {
-                let rate: &mut TableRate = view.tables.entry(table.table.clone()).or_default();
-                rate.bytes_per_s += table.bytes_per_s;
-                rate.streams += table.streams;
-            }
+        for (id, pod) in there() {
+            let load = LoadReport { age: now.duration_since(pod.heard), ..pod.state.load.clone() };
+            view.report(id, load, now.into_std());
         }
+    }
+
+    /// A view of the pool as it is now.
+    pub fn view(&self, now: Instant) -> PoolView {
+        let mut view = PoolView::new([]);
+        self.teach(&mut view, now);
         view
     }
 

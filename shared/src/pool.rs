@@ -1,24 +1,43 @@
-//! The pods that a gateway can see: who they are, their phase, how loaded they say they are, and each table's
-//! ring order over them.
+//! The pods that a gateway can see: who they are, their phase, how loaded they are as far as this viewer knows, the
+//! traffic of each table, and each table's ring order over the pods.
 //!
-//! *Owns*: the pool view and the ring. A view is soft state: rebuilt from what is known, never stored.
-//! *Does not own*: the choice of a pod (`gateway/src/placement.rs`), how the view is learned.
+//! What is known is always late. A report says how a pod was when it was made; what this viewer has placed since is
+//! added until a report covers it (M. Dahlin, Interpreting Stale Load Information, 2000); and a report that grows old
+//! says less and less.
+//!
+//! *Owns*: the pool view, corrected load, how far each table spreads. A view is soft state: rebuilt from what is known,
+//! never stored. Time is given to it.
+//! *Does not own*: the ring (`ring`), the choice of a pod (`gateway/src/placement.rs`), how reports arrive.
 
-use std::collections::{BTreeSet, HashMap};
-use std::hash::{BuildHasher, Hasher};
+mod ring;
+mod rate;
+
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use consistent_hash_ring::{Ring, RingBuilder};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{PodId, TableName};
 use crate::lifecycle::Phase;
 use crate::link::PodAddress;
 
-/// Points of each pod on the ring. The crate's default of 10 spreads tables badly; beyond some hundreds only
-/// the cost of building grows.
-const VIRTUAL_NODES: usize = 256;
+pub use rate::TableRate;
+pub use ring::TableRing;
+
+/// A report this old begins to decay toward the mean of the pool.
+const REPORT_FRESH: Duration = Duration::from_secs(5);
+/// A pod whose report is this old is silent: not placed on while there are others.
+pub const REPORT_DEAD: Duration = Duration::from_secs(15);
+/// A report covers what was placed so long before it was made: by then the stream sends, and the pod has measured it.
+const SETTLING: Duration = Duration::from_secs(1);
+/// An own placement counts no longer than this, whether or not a report has come: one that is lost must not weigh for ever.
+/// Not shorter either: where reports are late, what was placed is all that is known.
+const PLACED_MAX: Duration = REPORT_DEAD;
+/// Ages, and what follows from them, are brought up to date so often.
+const ADVANCE_STEP: Duration = Duration::from_millis(100);
+/// Tables that are named by no report are looked after so often.
+const SWEEP_PAUSE: Duration = Duration::from_secs(10);
 /// Tables that a load report names.
 pub const TABLES_REPORTED_MAX: usize = 64;
 /// What a pod is taken to carry until it says so itself.
@@ -107,7 +126,7 @@ pub struct PodView {
     pub active_for: Duration,
     /// What it last said about its load.
     pub load: LoadReport,
-    /// What this gateway has placed on it since that report, as a fraction of its capacity.
+    /// What this viewer has placed on it that no report covers yet, as a fraction of its capacity.
     pub placed: f64,
     /// Set aside for a moment, since a call to it has just failed: placed on only where nothing else is left.
     pub aside: bool,
@@ -129,15 +148,106 @@ impl PodView {
     }
 }
 
-/// What is known of a table's traffic over the whole pool.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct TableRate {
-    /// Bytes per second, all streams together.
-    pub bytes_per_s: f64,
-    /// Streams that are open.
-    pub streams: u32,
-    /// On how many pods the table stood lately: its spread shrinks slowly.
-    pub spread_min: usize,
+/// Which pods are looked at: all that are active, and of those the best that there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust {
+    /// Heard of lately, and not set aside.
+    Well,
+    /// Not set aside.
+    NotAside,
+    /// Whichever are active.
+    Any,
+}
+
+impl Trust {
+    /// Whether it has this pod among those to be looked at.
+    pub fn takes(self, pod: &PodView) -> bool {
+        let is_good = match self {
+            Self::Well => !pod.aside && pod.load.age <= REPORT_DEAD,
+            Self::NotAside => !pod.aside,
+            Self::Any => true,
+        };
+        pod.phase == Phase::Active && is_good
+    }
+}
+
+/// A pod with its load as this viewer has to take it.
+#[derive(Debug, Clone, Copy)]
+pub struct PodLoad<'a> {
+    /// The pod.
+    pub pod: &'a PodView,
+    /// What it has reported, drawn toward the mean as the report grows old.
+    pub reported: f64,
+    /// With what was placed on it since: by this viewer, and by as much by each other gateway.
+    pub load: f64,
+}
+
+/// Pods taken together.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sums {
+    /// How many.
+    pub pods: usize,
+    raw: f64,
+    reported: f64,
+    load: f64,
+    capacity_bytes_per_s: f64,
+    bytes_per_s: f64,
+    streams: f64,
+}
+
+impl Sums {
+    /// Mean of the corrected loads.
+    pub fn load(&self) -> f64 {
+        self.load / self.pods.max(1) as f64
+    }
+
+    /// Mean of what a pod can carry.
+    pub fn capacity_bytes_per_s(&self) -> f64 {
+        if self.pods == 0 { CAPACITY_BYTES_PER_S } else { self.capacity_bytes_per_s / self.pods as f64 }
+    }
+
+    /// Mean of what a stream sends; None where no pod has told of any.
+    pub fn stream_bytes_per_s(&self) -> Option<f64> {
+        (self.streams >= 1.0).then(|| self.bytes_per_s / self.streams)
+    }
+
+    fn count(&mut self, pod: &PodLoad<'_>, sign: f64) {
+        self.pods = if sign > 0.0 { self.pods + 1 } else { self.pods.saturating_sub(1) };
+        self.raw += sign * pod.pod.load.fraction();
+        self.reported += sign * pod.reported;
+        self.load += sign * pod.load;
+        self.capacity_bytes_per_s += sign * pod.pod.load.capacity_bytes_per_s;
+        self.bytes_per_s += sign * pod.pod.load.bytes_per_s;
+        self.streams += sign * f64::from(pod.pod.load.streams);
+    }
+}
+
+/// What one viewer has placed on one pod: to be given back where the pod did not take the stream, or the stream ends
+/// before a report covers it. Giving back twice, or late, changes nothing.
+#[derive(Debug)]
+#[must_use = "a stream that was not opened must be given back"]
+pub struct OwnPlacement {
+    pod: PodId,
+    number: u64,
+}
+
+/// What is kept of a pod beside what others may see.
+#[derive(Debug, Clone, Default)]
+struct Ledger {
+    /// When its last report was made.
+    made_at: Option<Instant>,
+    active_since: Option<Instant>,
+    /// The report, drawn toward the mean by its age.
+    reported: f64,
+    /// Placed and not covered, oldest first.
+    placed: VecDeque<Entry>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    number: u64,
+    load: f64,
+    at: Instant,
 }
 
 /// The pool as a gateway sees it.
@@ -145,29 +255,94 @@ pub struct TableRate {
 pub struct PoolView {
     /// All pods, by id.
     pods: Vec<PodView>,
-    /// The active ones.
+    /// Beside each pod.
+    ledgers: Vec<Ledger>,
+    /// Places of the active ones among all, in the ring's order of pods.
+    active: Vec<usize>,
     ring: Arc<TableRing>,
+    /// Those that are well.
+    well: Sums,
+    /// Their number by zone.
+    zones: HashMap<String, usize>,
     /// Gateways that place on the same pods.
     pub gateways: u32,
     /// Where the viewer stands.
     pub zone: Option<String>,
     /// Traffic of the tables that are known to have any.
     pub tables: HashMap<TableName, TableRate>,
+    placements: u64,
+    advanced_at: Option<Instant>,
+    swept_at: Option<Instant>,
 }
 
 impl PoolView {
     /// A view of these pods. Of two with one id the later one counts.
     pub fn new(pods: impl IntoIterator<Item = PodView>) -> Self {
-        let mut sorted: Vec<PodView> = Vec::new();
-        for pod in pods {
-            match sorted.binary_search_by(|known| known.id.cmp(&pod.id)) {
-                Ok(at) => sorted[at] = pod,
-                Err(at) => sorted.insert(at, pod),
+        let pods = sorted(pods);
+        let mut view = Self {
+            ledgers: vec![Ledger::default(); pods.len()],
+            active: active_places(&pods),
+            ring: Arc::new(TableRing::new(active_ids(&pods).cloned())),
+            pods,
+            well: Sums::default(),
+            zones: HashMap::new(),
+            gateways: 1,
+            zone: None,
+            tables: HashMap::new(),
+            placements: 0,
+            advanced_at: None,
+            swept_at: None,
+        };
+        view.recount();
+        view
+    }
+
+    /// Now these are the pods. Of those that stay, what they reported and what was placed on them is kept; the ring is
+    /// built anew only where other pods are active than before, which costs some 0.1 ms a pod.
+    pub fn set_members(&mut self, pods: impl IntoIterator<Item = PodView>, now: Instant) {
+        let ring = Arc::clone(&self.ring);
+        self.set_members_on(pods, &ring, now);
+    }
+
+    /// As `set_members`, with a ring that was built beforehand, outside of any lock. It is used where it has the pods that
+    /// are active now.
+    pub fn set_members_on(
+        &mut self,
+        pods: impl IntoIterator<Item = PodView>,
+        ring: &Arc<TableRing>,
+        now: Instant,
+    ) {
+        let mut pods = sorted(pods);
+        let mut old: HashMap<PodId, (PodView, Ledger)> = self
+            .pods
+            .drain(..)
+            .zip(self.ledgers.drain(..))
+            .map(|(pod, ledger)| (pod.id.clone(), (pod, ledger)))
+            .collect();
+        for pod in &mut pods {
+            let mut ledger = Ledger::default();
+            if let Some((known, kept)) = old.remove(&pod.id) {
+                (pod.load, pod.placed, pod.aside, ledger) = (known.load, known.placed, known.aside, kept);
             }
+            ledger.active_since = now.checked_sub(pod.active_for);
+            self.ledgers.push(ledger);
         }
-        let active = sorted.iter().filter(|pod| pod.phase == Phase::Active).map(|pod| pod.id.clone());
-        let ring = Arc::new(TableRing::new(active));
-        Self { pods: sorted, ring, gateways: 1, zone: None, tables: HashMap::new() }
+        self.pods = pods;
+        for (gone, _) in old.into_values() {
+            self.count_tables(&gone.load.tables, -1.0);
+        }
+        self.ring = if active_ids(&self.pods).eq(ring.pods()) {
+            Arc::clone(ring)
+        } else {
+            Arc::new(TableRing::new(active_ids(&self.pods).cloned()))
+        };
+        self.active = active_places(&self.pods);
+        self.recount();
+    }
+
+    /// The ring, for another view of the same pods.
+    pub fn ring(&self) -> Arc<TableRing> {
+        Arc::clone(&self.ring)
     }
 
     /// All pods, by id.
@@ -177,167 +352,279 @@ impl PoolView {
 
     /// One pod.
     pub fn pod(&self, id: &PodId) -> Option<&PodView> {
-        self.pods.binary_search_by(|pod| pod.id.cmp(id)).ok().map(|at| &self.pods[at])
+        self.find(id).map(|place| &self.pods[place])
     }
 
-    /// Changes what is known of one pod, except its phase: that changes the ring, so it takes a new view.
+    /// Changes what is known of one pod, except its phase: that changes the ring, so it takes `set_members`.
     pub fn update(&mut self, id: &PodId, change: impl FnOnce(&mut PodView)) {
-        if let Ok(at) = self.pods.binary_search_by(|pod| pod.id.cmp(id)) {
-            let phase = self.pods[at].phase;
-            change(&mut self.pods[at]);
-            self.pods[at].phase = phase;
-        }
+        let Some(place) = self.find(id) else { return };
+        let phase = self.pods[place].phase;
+        self.change(place, |pod, _| {
+            change(pod);
+            pod.phase = phase;
+        });
     }
 
     /// The active pods in the table's order, its home first.
-    pub fn order<'a>(&'a self, table: &TableName) -> impl Iterator<Item = &'a PodView> {
-        self.ring.order(table).filter_map(|id| self.pod(id))
+    pub fn order(&self, table: &TableName) -> impl Iterator<Item = &PodView> {
+        self.ring.places(table).map(|place| &self.pods[self.active[place]])
     }
 
     /// The pod that alone commits to the table: the first active one in its order.
     pub fn home(&self, table: &TableName) -> Option<&PodView> {
         self.order(table).next()
     }
-}
 
-/// Each table's order of the active pods. Equal in every process that sees the same pods.
-pub struct TableRing {
-    ring: Ring<PodId, Mixed>,
-}
-
-impl TableRing {
-    /// The ring of these pods.
-    ///
-    /// A pod that leaves is left out of the next ring. It never stays in with a weight of 0: the crate's walk
-    /// over all pods would then not end.
-    pub fn new(active: impl IntoIterator<Item = PodId>) -> Self {
-        let pods: BTreeSet<PodId> = active.into_iter().collect();
-        Self { ring: RingBuilder::new(Mixed).vnodes(VIRTUAL_NODES).nodes_iter(pods).build() }
+    /// On how many pods the table stands, where there are as many.
+    pub fn spread(&self, table: &TableName) -> usize {
+        self.tables.get(table).map_or(1, |rate| rate.spread.max(1))
     }
 
-    /// All pods of the ring, each once, in the table's order.
-    pub fn order<'a>(&'a self, table: &TableName) -> impl Iterator<Item = &'a PodId> {
-        self.ring.replicas(table.as_str())
+    /// The active pods with their loads, in the table's order.
+    pub fn loads(&self, table: &TableName) -> impl Iterator<Item = PodLoad<'_>> {
+        self.ring.places(table).map(|place| self.load_at(self.active[place]))
     }
-}
 
-impl std::fmt::Debug for TableRing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "TableRing({} pods)", self.ring.len())
+    /// One pod with its load.
+    pub fn load(&self, id: &PodId) -> Option<PodLoad<'_>> {
+        self.find(id).map(|place| self.load_at(place))
     }
-}
 
-/// FNV-1a with the finalizer of MurmurHash3 (A. Appleby, 2011): the same in every process. Bare FNV, the crate's
-/// default, puts names that differ in their last characters side by side on the ring, so on one pod.
-#[derive(Clone, Copy)]
-struct Mixed;
-
-struct MixedHasher(u64);
-
-impl BuildHasher for Mixed {
-    type Hasher = MixedHasher;
-
-    fn build_hasher(&self) -> MixedHasher {
-        MixedHasher(0xcbf2_9ce4_8422_2325)
+    /// How many pods are active, and any of them with its load: for random choices.
+    pub fn active<'a>(&'a self) -> (usize, impl Fn(usize) -> PodLoad<'a>) {
+        (self.active.len(), |nth| self.load_at(self.active[nth]))
     }
-}
 
-impl Hasher for MixedHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    /// All pods of this standing, taken together. Quick for those that are well.
+    pub fn sums(&self, trust: Trust) -> Sums {
+        match trust {
+            Trust::Well => self.well,
+            others => self.sum(others),
         }
     }
 
-    fn finish(&self) -> u64 {
-        let mut hash = self.0;
-        hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-        hash ^ (hash >> 33)
+    /// How many of the pods that are well stand in a zone.
+    pub fn well_in(&self, zone: &str) -> usize {
+        self.zones.get(zone).copied().unwrap_or_default()
     }
+
+    /// Takes a pod's report; its age is how long ago it was made. What was placed before that and had time to settle
+    /// is covered by it. The same report again changes nothing: it must not look fresh.
+    pub fn report(&mut self, id: &PodId, report: LoadReport, now: Instant) {
+        let Some(place) = self.find(id) else { return };
+        let is_known = self.ledgers[place].made_at.is_some();
+        if is_known && self.pods[place].load.sequence == report.sequence {
+            return;
+        }
+        let report = sane(report);
+        let made_at = now.checked_sub(report.age);
+        let old = std::mem::take(&mut self.pods[place].load.tables);
+        self.count_tables(&old, -1.0);
+        self.count_tables(&report.tables, 1.0);
+        let capacity = self.well.capacity_bytes_per_s();
+        // A table that only falls draws back slowly: that is seen to now and then, for all of them.
+        for named in &report.tables {
+            if let Some(rate) = self.tables.get_mut(&named.table) {
+                rate.follow(capacity, now);
+            }
+        }
+        self.change(place, |pod, ledger| {
+            pod.load = report;
+            ledger.made_at = made_at.or(Some(now));
+            let covered = |entry: &Entry| made_at.is_some_and(|made_at| entry.at + SETTLING <= made_at);
+            ledger.drop_first(pod, covered);
+        });
+    }
+
+    /// Notes that this viewer has placed a stream that is expected to add so much to a pod.
+    pub fn placed(&mut self, id: &PodId, load: f64, now: Instant) -> OwnPlacement {
+        self.placements += 1;
+        let number = self.placements;
+        if let Some(place) = self.find(id) {
+            self.change(place, |pod, ledger| {
+                pod.placed += load;
+                ledger.placed.push_back(Entry { number, load, at: now });
+            });
+        }
+        OwnPlacement { pod: id.clone(), number }
+    }
+
+    /// The stream is not on the pod: it was refused, or has ended.
+    pub fn give_back(&mut self, placement: &OwnPlacement) {
+        let Some(place) = self.find(&placement.pod) else { return };
+        let number = placement.number;
+        let Ok(nth) = self.ledgers[place].placed.binary_search_by_key(&number, |entry| entry.number) else {
+            return;
+        };
+        self.change(place, |pod, ledger| {
+            if let Some(entry) = ledger.placed.remove(nth) {
+                pod.placed = (pod.placed - entry.load).max(0.0);
+            }
+        });
+    }
+
+    /// Lets time pass: reports grow old, own placements are forgotten, tables draw back. Cheap where it was called a
+    /// moment ago, so that it can be called before each decision.
+    pub fn advance(&mut self, now: Instant) {
+        if self.advanced_at.is_some_and(|at| now.saturating_duration_since(at) < ADVANCE_STEP) {
+            return;
+        }
+        self.advanced_at = Some(now);
+        for (pod, ledger) in self.pods.iter_mut().zip(&mut self.ledgers) {
+            // Of a pod that has never reported, silence counts from when it was first seen.
+            let made_at = *ledger.made_at.get_or_insert_with(|| now.checked_sub(pod.load.age).unwrap_or(now));
+            pod.load.age = now.saturating_duration_since(made_at);
+            pod.active_for =
+                ledger.active_since.map_or(Duration::MAX, |since| now.saturating_duration_since(since));
+            ledger.drop_first(pod, |entry| now.saturating_duration_since(entry.at) >= PLACED_MAX);
+        }
+        self.recount();
+        if self.swept_at.is_none_or(|at| now.saturating_duration_since(at) >= SWEEP_PAUSE) {
+            self.swept_at = Some(now);
+            self.sweep(now);
+        }
+    }
+
+    fn find(&self, id: &PodId) -> Option<usize> {
+        self.pods.binary_search_by(|pod| pod.id.cmp(id)).ok()
+    }
+
+    fn load_at(&self, place: usize) -> PodLoad<'_> {
+        let (pod, reported) = (&self.pods[place], self.ledgers[place].reported);
+        PodLoad { pod, reported, load: reported + f64::from(self.gateways.max(1)) * pod.placed }
+    }
+
+    /// Changes one pod and keeps the sums right.
+    fn change(&mut self, place: usize, change: impl FnOnce(&mut PodView, &mut Ledger)) {
+        self.count(place, -1.0);
+        change(&mut self.pods[place], &mut self.ledgers[place]);
+        let mean = self.well.raw / self.well.pods.max(1) as f64;
+        let is_counted = self.well.pods > 0;
+        let pod = &self.pods[place];
+        self.ledgers[place].reported =
+            decayed(&pod.load, if is_counted { mean } else { pod.load.fraction() });
+        self.count(place, 1.0);
+    }
+
+    fn count(&mut self, place: usize, sign: f64) {
+        if !Trust::Well.takes(&self.pods[place]) {
+            return;
+        }
+        let mut well = self.well;
+        well.count(&self.load_at(place), sign);
+        self.well = well;
+        if let Some(zone) = &self.pods[place].zone {
+            let pods = self.zones.entry(zone.clone()).or_default();
+            *pods = if sign > 0.0 { *pods + 1 } else { pods.saturating_sub(1) };
+        }
+    }
+
+    /// All sums anew: ages have changed, or pods, or nothing but the last digits.
+    fn recount(&mut self) {
+        let active = self.active.iter().map(|place| &self.pods[*place]).filter(|pod| Trust::Well.takes(pod));
+        let (pods, raw) =
+            active.fold((0_usize, 0.0), |(pods, raw), pod| (pods + 1, raw + pod.load.fraction()));
+        for (pod, ledger) in self.pods.iter().zip(&mut self.ledgers) {
+            let mean = if pods == 0 { pod.load.fraction() } else { raw / pods as f64 };
+            ledger.reported = decayed(&pod.load, mean);
+        }
+        self.well = self.sum(Trust::Well);
+        self.zones.clear();
+        for pod in self.pods.iter().filter(|pod| Trust::Well.takes(pod)) {
+            if let Some(zone) = &pod.zone {
+                *self.zones.entry(zone.clone()).or_default() += 1;
+            }
+        }
+    }
+
+    fn sum(&self, trust: Trust) -> Sums {
+        let mut sums = Sums::default();
+        for place in self.active.iter().filter(|place| trust.takes(&self.pods[**place])) {
+            sums.count(&self.load_at(*place), 1.0);
+        }
+        sums
+    }
+
+    fn count_tables(&mut self, loads: &[TableLoad], sign: f64) {
+        for load in loads {
+            let rate = match self.tables.get_mut(&load.table) {
+                Some(rate) => rate,
+                None => self.tables.entry(load.table.clone()).or_default(),
+            };
+            rate.bytes_per_s += sign * load.bytes_per_s;
+            let streams = if sign > 0.0 {
+                rate.streams.saturating_add(load.streams)
+            } else {
+                rate.streams.saturating_sub(load.streams)
+            };
+            rate.streams = streams;
+        }
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        let capacity = self.well.capacity_bytes_per_s();
+        self.tables.retain(|_, rate| {
+            rate.follow(capacity, now);
+            !rate.is_gone()
+        });
+    }
+}
+
+impl Ledger {
+    fn drop_first(&mut self, pod: &mut PodView, is_done: impl Fn(&Entry) -> bool) {
+        while let Some(entry) = self.placed.pop_front_if(|entry| is_done(entry)) {
+            pod.placed = (pod.placed - entry.load).max(0.0);
+        }
+        if self.placed.is_empty() {
+            // Nothing is left of it but the last digits of sums.
+            pod.placed = 0.0;
+        }
+    }
+}
+
+fn sorted(pods: impl IntoIterator<Item = PodView>) -> Vec<PodView> {
+    let mut sorted: Vec<PodView> = pods.into_iter().collect();
+    // Stable, and of equal neighbours the first stays: so they are turned around before and after.
+    sorted.reverse();
+    sorted.sort_by(|a, b| a.id.cmp(&b.id));
+    sorted.dedup_by(|later, first| later.id == first.id);
+    sorted
+}
+
+fn active_places(pods: &[PodView]) -> Vec<usize> {
+    pods.iter().enumerate().filter(|(_, pod)| pod.phase == Phase::Active).map(|(place, _)| place).collect()
+}
+
+fn active_ids(pods: &[PodView]) -> impl Iterator<Item = &PodId> {
+    pods.iter().filter(|pod| pod.phase == Phase::Active).map(|pod| &pod.id)
+}
+
+/// A report that grows old says less and less: it decays toward the mean.
+fn decayed(report: &LoadReport, mean: f64) -> f64 {
+    let span = (REPORT_DEAD - REPORT_FRESH).as_secs_f64();
+    let staleness = (report.age.saturating_sub(REPORT_FRESH).as_secs_f64() / span).min(1.0);
+    let reported = report.fraction();
+    reported + (mean - reported) * staleness
+}
+
+/// A report as it can be reckoned with, whoever sent it. Rates are whole numbers, so that what is added to a table's sum
+/// can be taken from it again without a rest.
+fn sane(mut report: LoadReport) -> LoadReport {
+    let fraction = |value: f64| if value.is_finite() { value.max(0.0) } else { 1.0 };
+    let rate = |value: f64| if value.is_finite() { value.max(0.0).round() } else { 0.0 };
+    for value in [&mut report.ingress, &mut report.cpu, &mut report.log, &mut report.memory] {
+        *value = fraction(*value);
+    }
+    let capacity = report.capacity_bytes_per_s;
+    report.capacity_bytes_per_s =
+        if capacity >= 1.0 && capacity.is_finite() { capacity } else { CAPACITY_BYTES_PER_S };
+    report.bytes_per_s = rate(report.bytes_per_s);
+    report.tables.truncate(TABLES_REPORTED_MAX);
+    for table in &mut report.tables {
+        table.bytes_per_s = rate(table.bytes_per_s);
+    }
+    report
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn pod(number: usize, phase: Phase) -> PodView {
-        let id = format!("pod-{number}").parse().expect("valid");
-        let address = "127.0.0.1:1".parse().expect("valid");
-        PodView { phase, ..PodView::active(id, address) }
-    }
-
-    fn view(phases: &[Phase]) -> PoolView {
-        PoolView::new(phases.iter().enumerate().map(|(number, phase)| pod(number, *phase)))
-    }
-
-    fn table(number: u32) -> TableName {
-        format!("t{number}").parse().expect("valid")
-    }
-
-    #[test]
-    fn an_empty_pool_has_no_home() {
-        assert!(PoolView::new([]).home(&table(0)).is_none());
-        assert!(view(&[Phase::Draining]).home(&table(0)).is_none());
-    }
-
-    #[test]
-    fn the_order_does_not_change_between_releases() {
-        // Homes are agreed on without talking: another hash in a later release would split the pool in two.
-        let view = view(&[Phase::Active; 5]);
-        let homes: Vec<&str> =
-            (0..6).map(|n| view.home(&table(n)).expect("there are pods").id.as_str()).collect();
-        assert_eq!(homes, HOMES_OF_FIVE);
-    }
-
-    const HOMES_OF_FIVE: [&str; 6] = ["pod-0", "pod-4", "pod-2", "pod-3", "pod-4", "pod-4"];
-
-    #[test]
-    fn tables_with_similar_names_spread() {
-        let view = view(&[Phase::Active; 5]);
-        let homes: BTreeSet<&PodId> =
-            (0..40).map(|n| &view.home(&table(n)).expect("there are pods").id).collect();
-        assert_eq!(homes.len(), 5);
-    }
-
-    #[test]
-    fn tables_spread_evenly() {
-        let view = view(&[Phase::Active; 8]);
-        let mut tables_of: HashMap<&PodId, u32> = HashMap::new();
-        for n in 0..8_000 {
-            *tables_of.entry(&view.home(&table(n)).expect("there are pods").id).or_default() += 1;
-        }
-        assert!(tables_of.values().all(|tables| (700..=1350).contains(tables)), "{tables_of:?}");
-    }
-
-    fn phases() -> impl Strategy<Value = Vec<Phase>> {
-        let phase = prop_oneof![Just(Phase::Active), Just(Phase::Joining), Just(Phase::Draining)];
-        prop::collection::vec(phase, 0..12)
-    }
-
-    proptest! {
-        #[test]
-        fn the_order_ends_and_names_each_active_pod_once(phases in phases(), n: u32) {
-            let view = view(&phases);
-            let order: Vec<&PodId> = view.order(&table(n)).map(|pod| &pod.id).collect();
-            let once: BTreeSet<&PodId> = order.iter().copied().collect();
-            let active = phases.iter().filter(|phase| **phase == Phase::Active).count();
-            prop_assert_eq!(order.len(), active);
-            prop_assert_eq!(once.len(), active);
-            prop_assert!(view.order(&table(n)).all(|pod| pod.phase == Phase::Active));
-        }
-
-        #[test]
-        fn a_pod_that_leaves_moves_only_its_own_tables(n: u32, leaver in 0_usize..6) {
-            let before = view(&[Phase::Active; 6]);
-            let mut phases = [Phase::Active; 6];
-            phases[leaver] = Phase::Draining;
-            let after = view(&phases);
-            let home = |view: &PoolView| view.home(&table(n)).map(|pod| pod.id.clone()).expect("there are pods");
-            let left = format!("pod-{leaver}");
-            prop_assert!(home(&before).as_str() == left || home(&before) == home(&after));
-        }
-    }
-}
+mod tests;

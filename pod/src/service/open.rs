@@ -95,7 +95,7 @@ struct Wish {
     whole_requests: bool,
     existence: proto::Existence,
     client: Option<String>,
-    handed_over: bool,
+    moves: bool,
 }
 
 impl Wish {
@@ -156,7 +156,7 @@ impl TryFrom<proto::Open> for Wish {
             may_create: !open.may_not_create,
             whole_requests: open.whole_requests,
             existence,
-            handed_over: open.handed_over,
+            moves: open.moves,
             client: Some(open.client).filter(|client| !client.is_empty()),
         })
     }
@@ -271,7 +271,7 @@ impl Opener<'_> {
             unknown,
             whole_requests,
             described,
-            handed_over: wish.handed_over,
+            has_moved: wish.moves,
         };
         let decoded_bytes_max = self.service.decoded_bytes_max;
         let hold = self.service.streams.open(opening, next_offset, resume_at, decoded_bytes_max)?;
