@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use sluice_shared::error::Error;
 use sluice_shared::ids::PodId;
-use sluice_shared::lifecycle::{OnPanic, TaskScope};
+use sluice_shared::lifecycle::{Hurry, OnPanic, TaskScope};
 use sluice_shared::link::{self, PipeListener, PodAddress};
 use sluice_shared::proto::MESSAGE_BYTES_MAX;
 use sluice_shared::proto::pod_server::PodServer;
@@ -108,6 +108,12 @@ impl Pod {
     /// Takes nothing new, makes durable what was accepted, commits it, and ends. The gateways of open streams
     /// are told to go elsewhere.
     pub async fn drain(self) {
+        self.drain_or_hurry(&Hurry::default()).await;
+    }
+
+    /// As `drain`; once there is a hurry nothing more is committed. What was accepted is made durable all the same, and
+    /// the next start commits it.
+    pub async fn drain_or_hurry(self, hurry: &Hurry) {
         tracing::info!(pod = %self.id, streams = self.service.streams.count(), "pod is draining");
         self.service.scope.drain();
         let lanes = Arc::clone(&self.service.lanes);
@@ -115,7 +121,13 @@ impl Pod {
         if closed.is_err() {
             tracing::error!(pod = %self.id, "a lane panicked while the pod drained");
         }
-        self.service.tables.drain().await;
+        tokio::select! {
+            biased; // what is committed needs no hurry
+            () = self.service.tables.drain() => {}
+            () = hurry.hurried() => {
+                tracing::warn!(pod = %self.id, "in a hurry: what is not committed yet is so at the next start");
+            }
+        }
         self.service.scope.cancel();
         if let Err(late) = self.service.scope.join(Duration::from_secs(5)).await {
             tracing::warn!(pod = %self.id, tasks = ?late, "tasks did not end in time");
