@@ -55,7 +55,6 @@ impl<'a> Faults<'a> {
         self.listener("gateway.listen", config.plain_address()).await;
         self.listener("gateway.tls_listen", config.tls_address()).await;
         let quic = config.quic_address().filter(|_| config.tls_cert.is_some());
-        // Of an address that is another key's as well, that one is complained about.
         if let Some(listen) = quic.and_then(|listen| self.to_bind(listen))
             && let Err(error) = UdpSocket::bind(&listen).await
         {
@@ -74,8 +73,10 @@ impl<'a> Faults<'a> {
     pub(crate) fn directory(&mut self, key: &str, dir: &Path) {
         // Behind the last directory of a relative path comes the current one, as an empty path.
         let there = dir.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(Path::new("."));
-        // A file without a name, which is gone when it is closed.
-        if let Err(error) = tempfile::tempfile_in(there) {
+        // A file without a name, which is gone when it is closed. A full disk is dealt with by waiting for room.
+        if let Err(error) = tempfile::tempfile_in(there)
+            && error.kind() != ErrorKind::StorageFull
+        {
             let advice = "name a directory that can be written";
             self.add(format_args!(
                 "{key}, {}: cannot write to {}: {error}: {advice}",
