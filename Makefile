@@ -8,9 +8,11 @@ CONFORMANCE := target/conformance
 OLD_SDKS := 1.0.0 1.7.0
 RUST_SDK := deploy/conformance/rust-sdk
 FLIGHTS := target/flights/flights.parquet
+# Without a right to install packages: `sudo -n` where there is one without a password.
+SUDO    := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench sim-placement quickstart-test conformance conformance-short clean
+.PHONY: run test lint bench sim-placement quickstart-test conformance conformance-short h2load clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -41,7 +43,7 @@ conformance-short: $(CONFORMANCE)/.ready
 	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice --short
 
 # All of them, older versions and the Rust client too, whose dependencies take some minutes to build.
-conformance: $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
+conformance: h2load $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
 	cargo build --workspace --bins --examples
 	cargo build --manifest-path $(RUST_SDK)/Cargo.toml --locked --target-dir target/conformance-rust
 	$(CONFORMANCE)/bin/python deploy/conformance/zerobus_clients.py target/debug/sluice
@@ -53,16 +55,26 @@ conformance: $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
 	$(CONFORMANCE)/bin/python deploy/conformance/quic_clients.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice
+	$(CONFORMANCE)/bin/python deploy/conformance/http2_load.py target/debug/sluice
+
+# nghttp2's load generator is in no package index of Python's: it comes with the system.
+h2load:
+	@command -v h2load > /dev/null || { echo 'h2load is not there: apt-get install nghttp2-client' && \
+		$(SUDO) apt-get install -y -qq nghttp2-client > /dev/null; } || \
+		{ echo 'make conformance needs h2load: install it by hand (Debian, Ubuntu: nghttp2-client; others: nghttp2)' >&2; exit 1; }
 
 lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
-# Figures beside the machine's limits, and each edge beside a bare receiver; takes a quarter of an hour.
+# Figures beside the machine's limits, each edge beside a bare receiver, and Databricks's Rust client beside what it reaches
+# with a server that does nothing; takes twenty minutes, and some more to build that client.
 bench:
 	cargo build --release --workspace --bins
-	target/release/loadtest bench
+	cargo build --release --manifest-path $(RUST_SDK)/Cargo.toml --locked --target-dir target/conformance-rust
+	@missed=0; target/release/loadtest bench || missed=1; \
+		python3 deploy/conformance/zerobus_rust_rate.py target/release/sluice || missed=1; exit $$missed
 
 # Where streams go, in a pool that is simulated with the service's own rules; some minutes.
 sim-placement:

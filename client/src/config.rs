@@ -46,7 +46,21 @@ impl Client {
     /// # Errors
     /// `Certificate` where the file has none.
     pub fn ca_certificate(mut self, path: impl AsRef<Path>) -> Result<Self, Error> {
-        self.trust = Arc::new(Trust::only(path.as_ref())?);
+        self.trust = Arc::new(self.trust.only(path.as_ref())?);
+        Ok(self)
+    }
+
+    /// Presents the certificate of one PEM file, with the chain that is in it, and the key of the other, to gateways that
+    /// ask for one. For `wss://` and `quic://`.
+    ///
+    /// # Errors
+    /// `Certificate` where they cannot be read, or do not belong together.
+    pub fn client_certificate(
+        mut self,
+        cert: impl AsRef<Path>,
+        key: impl AsRef<Path>,
+    ) -> Result<Self, Error> {
+        self.trust = Arc::new(self.trust.presenting(cert.as_ref(), key.as_ref())?);
         Ok(self)
     }
 

@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
 use crate::error::Error;
-use crate::transport::trust::Trust;
+use crate::transport::trust::{self, Trust};
 use crate::transport::{GatewayUrl, broke_protocol, lost, timed_out};
 
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -149,7 +149,10 @@ impl ClientSecret {
         let name = ServerName::try_from(url.host().trim_matches(['[', ']']).to_owned());
         let name = name.map_err(|error| failed(&error))?;
         let secured = Box::pin(TlsConnector::from(trust.http1()?).connect(name, socket)).await;
-        let socket = secured.map_err(|error| failed(&error))?;
+        let socket = secured.map_err(|error| match trust::refusal(&error) {
+            Some(what) => Error::Insecure { url: url.to_string(), what },
+            None => failed(&error),
+        })?;
         exchange(socket, request).await.map_err(|error| failed(&error))
     }
 }

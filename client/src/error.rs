@@ -23,7 +23,7 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// Certificates that are to be trusted cannot be read.
+    /// Certificates that are to be trusted or presented, or a key, cannot be read.
     #[error("certificates {}: {why}", path.display())]
     Certificate {
         /// Which file.

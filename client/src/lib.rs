@@ -43,3 +43,4 @@ pub use retry::RetryPolicy;
 pub use sluice_shared::frame::{Encoding, Rejected, UnknownFields};
 pub use sluice_shared::ids::{OffsetRange, TableVersion};
 pub use stream::{Committed, Progress, Reconnecting, Stream, Summary};
+pub use transport::trust::refusal as tls_refusal;

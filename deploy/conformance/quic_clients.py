@@ -44,6 +44,8 @@ NO_APPLICATION_PROTOCOL = 0x100 + 120
 MAX_EARLY_DATA = 0xFFFF_FFFF
 # Above so many handshakes at one time clients have to prove their address.
 HANDSHAKES_UNPROVEN_MAX = 64
+# The size of the datagrams that every path has to carry, and the largest one that quinn tries.
+DATAGRAM_BYTES, DATAGRAM_BYTES_MAX = 1200, 1452
 
 
 def make_certificate(directory):
@@ -67,7 +69,8 @@ def make_certificate(directory):
     cert_file, key_file = os.path.join(directory, "gateway.crt"), os.path.join(directory, "gateway.key")
     with open(cert_file, "wb") as file:
         file.write(made.public_bytes(serialization.Encoding.PEM))
-    with open(key_file, "wb") as file:
+    # A key that others can read is refused.
+    with open(os.open(key_file, os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
         pem = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         file.write(key.private_bytes(*pem))
     return cert_file, key_file
@@ -200,6 +203,43 @@ class Client(QuicConnectionProtocol):
 
 class LossyClient(Client):
     LOSE_EVERY = 11
+
+
+class Path(asyncio.DatagramProtocol):
+    """One of the addresses of a client that moves on and on, and how many bytes went each way."""
+
+    def __init__(self, client):
+        self.client = client
+        self.sent = self.heard = 0
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def datagram_received(self, data, address):
+        self.heard += len(data)
+        # What comes to an address that was left is lost, as behind a NAT that has a new one.
+        if self is self.client.path and not self.client.is_deaf:
+            self.client.datagram_received(data, address)
+
+    def sendto(self, data, address):
+        self.sent += len(data)
+        self.transport.sendto(data, address)
+
+    def close(self):
+        self.transport.close()
+
+
+class Nomad(Client):
+    """Moves to another port of this machine when it is told to."""
+
+    is_deaf = False
+
+    async def bind(self):
+        _, self.path = await asyncio.get_running_loop().create_datagram_endpoint(
+            lambda: Path(self), local_addr=("127.0.0.1", 0)
+        )
+        self.transports.append(self.path)
+        self._transport = self.path
 
 
 class Quic(unittest.IsolatedAsyncioTestCase, Case):
@@ -338,6 +378,84 @@ class Quic(unittest.IsolatedAsyncioTestCase, Case):
         await stream.next("fin")
         await self.end(sluice)
         self.assert_rows(sluice, range(300))
+
+    async def test_a_client_that_moves_many_times_a_second_loses_nothing(self):
+        moves, at_once = 150, 20
+        sluice = self.start()
+        client = await self.connect(sluice, kind=Nomad)
+        other = asyncio.create_task(self.feed((await self.connect(sluice)).stream(), range(10_000, 11_000)))
+        stream = client.stream()
+        await stream.opened()
+        for move in range(moves):
+            first = move * at_once
+            stream.send(records_frame(first, *({"id": number} for number in range(first, first + at_once))))
+            # Some 60 a second.
+            await asyncio.sleep(0.015)
+            await client.bind()
+            if move % 3 == 0:
+                client.change_connection_id()
+            client.transmit()
+        stream.send(frame(FINISH, {"when": "committed"}), end=True)
+        await stream.acked(moves * at_once - 1, "committed")
+        await stream.next("fin")
+        self.assertEqual(len(client.transports), moves + 1)
+        # It is one connection, wherever it is.
+        self.assertEqual(sluice.metric("sluice_gateway_connections"), 3)
+        await other
+        await self.end(sluice)
+        rows = sluice.rows()
+        self.assertEqual(sorted(row["id"] for row in rows), [*range(moves * at_once), *range(10_000, 11_000)])
+        self.assert_offsets(rows, streams=2)
+
+    async def test_addresses_that_prove_nothing_get_little(self):
+        moves = 60
+        sluice = self.start()
+        client = await self.connect(sluice, kind=Nomad)
+        stream = client.stream()
+        await stream.opened()
+        # From here on it sends from address after address, as one does who writes other people's into packets, and hears
+        # nothing: none of them is ever proven.
+        proven, client.is_deaf = client.path, True
+        for move in range(moves):
+            await client.bind()
+            stream.send(records_frame(move * 10, *({"id": number} for number in range(move * 10, move * 10 + 10))))
+            await asyncio.sleep(0.01)
+        # Whatever was set off has come by then. From the last one it goes on sending again what nobody acks to it.
+        await asyncio.sleep(1)
+        unproven = [path for path in client.transports if path is not proven]
+        self.assertEqual(len(unproven), moves)
+        # RFC 9000, 8.1, allows three times what came from there. quinn begins a datagram while anything of that is left, and
+        # measures a path's largest datagram beside it: so each may get one datagram more, and one of them a second.
+        for path in unproven[:-1]:
+            self.assertLessEqual(path.heard, 3 * path.sent + DATAGRAM_BYTES + DATAGRAM_BYTES_MAX)
+        more = sum(max(0, path.heard - 3 * path.sent) for path in unproven[:-1])
+        self.assertLessEqual(more, moves * DATAGRAM_BYTES + DATAGRAM_BYTES_MAX)
+        self.assertTrue(any(path.heard for path in unproven), "nothing was asked of any of them")
+        # And back to where it can hear.
+        client.is_deaf = False
+        await client.bind()
+        stream.send(frame(FINISH, {}), end=True)
+        await stream.acked(moves * 10 - 1)
+        await stream.next("fin")
+        await self.end(sluice)
+        self.assert_rows(sluice, range(moves * 10))
+
+    async def test_a_stream_beyond_those_that_are_allowed_ends_its_connection_alone(self):
+        sluice = self.start()
+        other = await self.connect(sluice)
+        for number in (1000, (1 << 60) - 1):
+            with self.subTest(number=number):
+                client = await self.connect(sluice)
+                client.stream()
+                # What it was told counts for nothing.
+                client._quic._remote_max_streams_bidi = 1 << 60
+                client._quic.send_stream_data(4 * number, open_frame())
+                client.transmit()
+                ended = await asyncio.wait_for(client.terminated, WAIT_SECONDS)
+                self.assertEqual(ended.error_code, QuicErrorCode.STREAM_LIMIT_ERROR, ended)
+        await self.feed(other.stream(), range(10))
+        await self.end(sluice)
+        self.assert_rows(sluice, range(10))
 
     async def test_new_keys_and_new_connection_identifiers(self):
         sluice = self.start()

@@ -44,7 +44,9 @@ class Authority:
         authority = trustme.CA()
         issued = authority.issue_cert("localhost", "127.0.0.1")
         authority.cert_pem.write_to_path(self.file)
-        issued.private_key_pem.write_to_path(self.key)
+        # A key that others can read is refused.
+        with open(os.open(self.key, os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(issued.private_key_pem.bytes())
         for blob in issued.cert_chain_pems:
             blob.write_to_path(self.certificate, append=True)
 

@@ -4,6 +4,7 @@
 //! *Does not own*: what a connection says (`edge`), who has how many of them (`peers`).
 //! Keeps P7: connections are bounded.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +13,7 @@ use std::time::Duration;
 use axum::Router;
 use prometheus_client::metrics::gauge::Gauge;
 use sluice_shared::error::Error;
-use sluice_shared::lifecycle::{OnPanic, TaskScope};
+use sluice_shared::lifecycle::{Hurry, OnPanic, TaskScope};
 use sluice_shared::membership::{GatewayMember, Membership};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -41,6 +42,7 @@ pub struct Gateway {
     tls_address: Option<SocketAddr>,
     quic_address: Option<SocketAddr>,
     admin_address: Option<SocketAddr>,
+    certificate: Option<Arc<Certificate>>,
     app: Arc<App>,
 }
 
@@ -177,8 +179,7 @@ impl Gateway {
     ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
         let auth = Auth::new(&config)?;
-        let certificate = config.tls_files().map(|(cert, key)| Certificate::read(cert, key)).transpose()?;
-        let certificate = certificate.map(Arc::new);
+        let certificate = Certificate::of(&config)?.map(Arc::new);
         let (mut listeners, mut addresses) = (Vec::new(), [None, None]);
         for (at, (listen, key, certificate)) in [
             (config.plain_address(), "gateway.listen", None),
@@ -221,11 +222,11 @@ impl Gateway {
         let admin_address = admin::start(&app).await?;
         let admin = admin_address.map(|address| address.to_string());
         membership.announce_gateway(GatewayMember { admin });
-        if let Some(certificate) = certificate {
-            app.scope.spawn("certificate", certificate::watch(certificate, app.scope.clone()));
+        if let Some(certificate) = &certificate {
+            app.scope.spawn("certificate", certificate::watch(Arc::clone(certificate), app.scope.clone()));
         }
         let [plain_address, tls_address] = addresses;
-        Ok(Self { plain_address, tls_address, quic_address, admin_address, app })
+        Ok(Self { plain_address, tls_address, quic_address, admin_address, certificate, app })
     }
 
     /// Where producers connect: without TLS, unless that is off.
@@ -256,12 +257,29 @@ impl Gateway {
         self.admin_address
     }
 
+    /// Reads certificate, key and authorities again if their files have changed, as a SIGHUP has it do.
+    pub fn reread_certificates(&self) {
+        if let Some(certificate) = &self.certificate {
+            certificate.look();
+        }
+    }
+
     /// Takes no new connections, asks producers to move, makes what they sent durable, and ends. What is left
     /// at the deadline is cancelled.
     pub async fn drain(&self, deadline: Duration) {
+        self.drain_or_hurry(deadline, &Hurry::default()).await;
+    }
+
+    /// As `drain`; once there is a hurry the deadline is now. Producers send again what was not acked.
+    pub async fn drain_or_hurry(&self, deadline: Duration, hurry: &Hurry) {
         self.app.scope.drain();
-        if let Err(late) = self.app.scope.join(deadline).await {
-            tracing::warn!(?late, "gateway cancels what did not drain in time");
+        let drained = tokio::select! {
+            biased; // what has drained needs no hurry
+            drained = self.app.scope.join(deadline) => drained,
+            () = hurry.hurried() => self.app.scope.join(Duration::ZERO).await,
+        };
+        if let Err(late) = drained {
+            tracing::warn!(late = late.len(), tasks = ?names(&late), "gateway cancels what did not drain in time");
             self.app.scope.cancel();
             if let Err(stuck) = self.app.scope.join(CANCEL_DEADLINE).await {
                 tracing::error!(?stuck, "tasks did not end when cancelled");
@@ -273,6 +291,11 @@ impl Gateway {
         }
         tracing::info!("gateway drained");
     }
+}
+
+/// Each once: a task a connection would make a long line.
+fn names(tasks: &[&'static str]) -> BTreeSet<&'static str> {
+    tasks.iter().copied().collect()
 }
 
 impl Drop for Gateway {

@@ -13,6 +13,7 @@ mod token;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -161,6 +162,14 @@ struct Tokens {
     clients: HashMap<String, (SecretHash, Vec<Grant>)>,
     /// Compared with where there is no such client, so that it takes as long.
     nobody: SecretHash,
+}
+
+/// Reads the file of the key that signs tokens, and forgets it.
+///
+/// # Errors
+/// `Invalid`, naming the file and what is wrong with it.
+pub(crate) fn check_token_key(file: &Path) -> Result<(), Error> {
+    TokenKey::read(file).map(|_| ())
 }
 
 impl Auth {

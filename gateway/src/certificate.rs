@@ -1,7 +1,7 @@
 //! The gateway's certificate: read from PEM files, read again when they change, or made for local use.
 //!
-//! *Owns*: the files and what they hold.
-//! *Does not own*: the TLS configuration of a protocol (`edge`).
+//! *Owns*: the files and what they hold, the TLS configuration made of them.
+//! *Does not own*: handshakes (`edge`), whose certificates producers have to present (`client_ca`).
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -10,13 +10,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
+use rustls::SupportedProtocolVersion;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use sluice_shared::error::Error;
 use sluice_shared::lifecycle::{Hangups, TaskScope};
+
+use crate::client_ca::ClientCa;
+use crate::config::GatewayConfig;
+use crate::files::check_secret;
 
 /// Between two looks at the files.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
@@ -28,6 +33,8 @@ const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 pub(crate) struct Certificate {
     cert_file: PathBuf,
     key_file: PathBuf,
+    /// None: whoever comes is talked to.
+    client_ca: Option<Arc<ClientCa>>,
     /// A lock, since TLS asks for it wherever a handshake runs; it is held for a clone.
     loaded: RwLock<Loaded>,
 }
@@ -42,18 +49,72 @@ struct Loaded {
 type Changed = [Option<SystemTime>; 2];
 
 impl Certificate {
+    /// That of a configuration; None where it has none.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the file and what is wrong with it.
+    pub(crate) fn of(config: &GatewayConfig) -> Result<Option<Self>, Error> {
+        let Some((cert, key)) = config.tls_files() else { return Ok(None) };
+        let certificate = Self::read(cert, key)?;
+        match &config.tls_client_ca {
+            Some(ca_file) => certificate.for_clients_of(ca_file).map(Some),
+            None => Ok(Some(certificate)),
+        }
+    }
+
     /// Reads both files.
     ///
     /// # Errors
     /// `Invalid`, naming the file and what is wrong with it.
     pub(crate) fn read(cert_file: &Path, key_file: &Path) -> Result<Self, Error> {
         let loaded = RwLock::new(load(cert_file, key_file)?);
-        Ok(Self { cert_file: cert_file.to_owned(), key_file: key_file.to_owned(), loaded })
+        let (cert_file, key_file) = (cert_file.to_owned(), key_file.to_owned());
+        Ok(Self { cert_file, key_file, client_ca: None, loaded })
+    }
+
+    /// Clients have to present a certificate of an authority in this file.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the file and what is wrong with it.
+    pub(crate) fn for_clients_of(self, ca_file: &Path) -> Result<Self, Error> {
+        Ok(Self { client_ca: Some(Arc::new(ClientCa::read(ca_file)?)), ..self })
+    }
+
+    /// The TLS of a listener: these versions, these protocols.
+    ///
+    /// # Errors
+    /// `Internal`: what is configured was checked when it was read.
+    pub(crate) fn tls(
+        self: &Arc<Self>,
+        versions: &[&'static SupportedProtocolVersion],
+        alpn: &[&[u8]],
+    ) -> Result<rustls::ServerConfig, Error> {
+        let tls = rustls::ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(versions)
+            .map_err(|error| Error::internal(format!("TLS configuration: {error}")))?;
+        let tls = match &self.client_ca {
+            None => tls.with_no_client_auth(),
+            Some(client_ca) => tls.with_client_cert_verifier(Arc::clone(client_ca) as _),
+        };
+        let mut tls = tls.with_cert_resolver(Arc::clone(self) as _);
+        if self.client_ca.is_some() {
+            // A session that is resumed would not be asked for its certificate again, which may have expired since, or its
+            // authority been taken out.
+            tls.session_storage = Arc::new(NoServerSessionStorage {});
+            tls.send_tls13_tickets = 0;
+        }
+        tls.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+        // No 0-RTT: who records it can send it again.
+        tls.max_early_data_size = 0;
+        Ok(tls)
     }
 
     /// Reads the files again if they have changed. What cannot be read, or does not belong together, is told once for
     /// each change, and the certificate stays as it is.
     pub(crate) fn look(&self) {
+        if let Some(client_ca) = &self.client_ca {
+            client_ca.look();
+        }
         let changed = changed(&self.cert_file, &self.key_file);
         if self.loaded.read().unwrap_or_else(PoisonError::into_inner).changed == changed {
             return;
@@ -117,6 +178,7 @@ fn load(cert_file: &Path, key_file: &Path) -> Result<Loaded, Error> {
     if chain.is_empty() {
         return Err(invalid("tls_cert", cert_file, &"no certificate in PEM"));
     }
+    check_secret(key_file).map_err(|why| invalid("tls_key", key_file, &why))?;
     let key = PrivateKeyDer::from_pem_file(key_file).map_err(|error| invalid("tls_key", key_file, &error))?;
     let key = CertifiedKey::from_der(chain, key, &ring::default_provider());
     let key = key.map_err(|error| invalid("tls_key", key_file, &format!("with its certificate: {error}")))?;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use sluice_shared::config::ByteSize;
 pub(crate) use sluice_shared::config::ConfigError;
+use sluice_shared::config::{self, ByteSize};
 use sluice_shared::error::Error;
 use sluice_shared::ids::{PodId, TableName};
 use sluice_shared::link::PodAddress;
@@ -51,6 +51,9 @@ pub struct GatewayConfig {
     pub tls_cert: Option<PathBuf>,
     /// Its private key, PEM.
     pub tls_key: Option<PathBuf>,
+    /// The authorities (PEM) that have to have signed the certificates of producers, over TLS and QUIC. Unset: producers
+    /// need none.
+    pub tls_client_ca: Option<PathBuf>,
     /// Whether producers have to present a token. Unset: where clients are configured; without any the gateway is open on
     /// loopback, and does not start elsewhere.
     pub auth: Option<AuthMode>,
@@ -146,6 +149,7 @@ impl Default for GatewayConfig {
             admin_secret_sha256: None,
             tls_cert: None,
             tls_key: None,
+            tls_client_ca: None,
             auth: None,
             clients: Vec::new(),
             token_key: None,
@@ -174,56 +178,96 @@ impl Default for GatewayConfig {
 }
 
 impl GatewayConfig {
-    /// Checks the values against each other.
+    /// Checks the values, alone and against each other.
     ///
     /// # Errors
-    /// `Relation`, naming the key, its value and what it must be.
+    /// `Relation`, naming the key, its value and what it must be: the first of `faults`.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let refuse = |text: String| Err(ConfigError::Relation(text));
-        for (key, size) in [("window_bytes", self.window_bytes), ("frame_bytes_max", self.frame_bytes_max)] {
-            if size.0 < BYTES_MIN {
-                return refuse(format!(
-                    "gateway.{key} is {size}: it must be at least {}",
-                    ByteSize(BYTES_MIN)
-                ));
-            }
-        }
-        if self.frame_bytes_max.0 > FRAME_BYTES_LIMIT {
-            let (size, limit) = (self.frame_bytes_max, ByteSize(FRAME_BYTES_LIMIT));
-            return refuse(format!(
-                "gateway.frame_bytes_max is {size}: a message to a pod holds at most {limit}"
-            ));
-        }
-        if self.memory_bytes < self.window_bytes {
-            let (all, one) = (self.memory_bytes, self.window_bytes);
-            return refuse(format!(
-                "gateway.memory_bytes is {all}: one stream alone may hold gateway.window_bytes, {one}"
-            ));
-        }
+        self.faults().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// All that `validate` refuses.
+    pub fn faults(&self) -> Vec<ConfigError> {
+        let mut faults = self.size_faults();
         for (key, value) in [
             ("connections_max", self.connections_max),
             ("connections_per_peer_max", self.connections_per_peer_max),
             ("connects_per_peer_per_s", self.connects_per_peer_per_s as usize),
         ] {
             if value == 0 {
-                return refuse(format!("gateway.{key} is 0: no producer could connect"));
+                faults.push(relation(format!("gateway.{key} is 0: no producer could connect")));
             }
         }
         for (key, value) in self.timeouts() {
             if value == 0 {
-                return refuse(format!("gateway.{key} is 0: it must be at least 1"));
+                faults.push(relation(format!("gateway.{key} is 0: it must be at least 1")));
             }
         }
-        self.validate_origins()?;
-        self.validate_listeners()?;
-        self.validate_auth()?;
-        self.validate_admin()?;
         // Pods forget an ended stream after half an hour: one that could still be resent must not be forgotten.
         if self.unavailable_timeout_ms > UNAVAILABLE_TIMEOUT_MS_MAX {
             let (value, most) = (self.unavailable_timeout_ms, UNAVAILABLE_TIMEOUT_MS_MAX);
-            return refuse(format!("gateway.unavailable_timeout_ms is {value}: it must be at most {most}"));
+            faults.push(relation(format!(
+                "gateway.unavailable_timeout_ms is {value}: it must be at most {most}"
+            )));
         }
-        self.validate_pods()
+        faults.extend(self.address_faults());
+        let relations = [
+            self.validate_origins(),
+            self.validate_listeners(),
+            self.validate_auth(),
+            self.validate_admin(),
+            self.validate_pods(),
+        ];
+        faults.extend(relations.into_iter().filter_map(Result::err));
+        faults
+    }
+
+    fn size_faults(&self) -> Vec<ConfigError> {
+        let mut faults = Vec::new();
+        for (key, size) in [
+            ("window_bytes", self.window_bytes),
+            ("frame_bytes_max", self.frame_bytes_max),
+            ("parquet_bytes_max", self.parquet_bytes_max),
+        ] {
+            if size.0 < BYTES_MIN {
+                let least = ByteSize(BYTES_MIN);
+                faults.push(relation(format!("gateway.{key} is {size}: it must be at least {least}")));
+            }
+        }
+        if self.frame_bytes_max.0 > FRAME_BYTES_LIMIT {
+            let (size, limit) = (self.frame_bytes_max, ByteSize(FRAME_BYTES_LIMIT));
+            faults.push(relation(format!(
+                "gateway.frame_bytes_max is {size}: a message to a pod holds at most {limit}"
+            )));
+        }
+        if self.memory_bytes < self.window_bytes {
+            let (all, one) = (self.memory_bytes, self.window_bytes);
+            faults.push(relation(format!(
+                "gateway.memory_bytes is {all}: one stream alone may hold gateway.window_bytes, {one}"
+            )));
+        }
+        faults
+    }
+
+    fn address_faults(&self) -> Vec<ConfigError> {
+        let quic = self.quic_listen.as_deref().filter(|listen| !is_off(listen));
+        let admin = self.admin_listen.clone().filter(|listen| !is_off(listen));
+        let listeners = [
+            ("gateway.listen", self.plain_address()),
+            ("gateway.tls_listen", self.tls_address()),
+            ("gateway.quic_listen", quic),
+            ("gateway.admin_listen", admin.as_deref()),
+        ];
+        let check = |(key, listen): (&str, Option<&str>)| config::check_listen(key, listen?).err();
+        let mut faults: Vec<_> = listeners.into_iter().filter_map(check).collect();
+        if let (Some(plain), Some(tls)) = (self.plain_address(), self.tls_address())
+            && config::is_clash(plain, tls)
+        {
+            faults.push(relation(format!(
+                "gateway.tls_listen is {tls}, and gateway.listen {plain}: one port cannot be both"
+            )));
+        }
+        faults
     }
 
     fn validate_origins(&self) -> Result<(), ConfigError> {
@@ -251,6 +295,10 @@ impl GatewayConfig {
             }
             (None, None) if self.tls_address().is_some() => {
                 "gateway.tls_listen without gateway.tls_cert and gateway.tls_key: TLS needs a certificate"
+            }
+            (None, None) if self.tls_client_ca.is_some() => {
+                "gateway.tls_client_ca without gateway.tls_cert and gateway.tls_key: clients present certificates over TLS \
+                 and QUIC alone"
             }
             _ if self.plain_address().is_none() && self.tls_address().is_none() => {
                 "gateway.listen is off and gateway.tls_listen is not set: no producer could connect"
@@ -369,7 +417,13 @@ impl GatewayConfig {
     fn validate_pods(&self) -> Result<(), ConfigError> {
         for (at, pod) in self.pods.iter().enumerate() {
             if self.pods[..at].iter().any(|other| other.id == pod.id) {
-                return Err(ConfigError::Relation(format!("gateway.pods names pod {} twice", pod.id)));
+                return Err(relation(format!("gateway.pods names pod {} twice", pod.id)));
+            }
+            if let Some(other) = self.pods[..at].iter().find(|other| other.address == pod.address) {
+                let (id, other, address) = (&pod.id, &other.id, &pod.address);
+                return Err(relation(format!(
+                    "gateway.pods, pods {other} and {id}: one address cannot be both, {address}"
+                )));
             }
             let parsed = pod.address.parse::<PodAddress>();
             parsed
@@ -420,6 +474,10 @@ impl GatewayConfig {
     pub(crate) fn close_timeout(&self) -> Duration {
         Duration::from_millis(self.close_timeout_ms)
     }
+}
+
+fn relation(text: String) -> ConfigError {
+    ConfigError::Relation(text)
 }
 
 /// A name other than `localhost` may lead anywhere. What is no `HOST:PORT` leads nowhere: it is refused when it is bound.

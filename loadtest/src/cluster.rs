@@ -118,17 +118,25 @@ impl Process {
     /// Another status, or none in time.
     pub fn terminate(mut self) -> anyhow::Result<()> {
         send_signal(self.pid(), libc::SIGTERM).with_context(|| format!("cannot signal {}", self.name))?;
-        let asked = Instant::now();
-        let status: ExitStatus = loop {
-            if let Some(status) = self.child.try_wait()? {
-                break status;
-            }
-            let late = asked.elapsed() > DRAIN_TIMEOUT;
-            ensure!(!late, "{} has not drained in {DRAIN_TIMEOUT:?}\n{}", self.name, self.log_tail());
-            std::thread::sleep(EXIT_POLL);
-        };
+        let status = self.ends(DRAIN_TIMEOUT)?;
         ensure!(status.success(), "{} drained with {status}\n{}", self.name, self.log_tail());
         Ok(())
+    }
+
+    /// Waits until it ends.
+    ///
+    /// # Errors
+    /// It does not in this time.
+    pub fn ends(&mut self, within: Duration) -> anyhow::Result<ExitStatus> {
+        let asked = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            let late = asked.elapsed() > within;
+            ensure!(!late, "{} has not ended in {within:?}\n{}", self.name, self.log_tail());
+            std::thread::sleep(EXIT_POLL);
+        }
     }
 
     /// The end of what it printed.
@@ -255,6 +263,14 @@ impl Cluster {
     /// There is none.
     pub fn gateway(&self) -> anyhow::Result<&Process> {
         self.gateway.as_ref().context("the gateway is not running")
+    }
+
+    /// The running gateway, for a caller that ends it in its own way.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn take_gateway(&mut self) -> anyhow::Result<Process> {
+        self.gateway.take().context("the gateway is not running")
     }
 
     /// Starts the pod, on the same port and data as before.

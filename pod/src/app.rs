@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use sluice_shared::error::Error;
 use sluice_shared::ids::PodId;
-use sluice_shared::lifecycle::{OnPanic, Phase, TaskScope};
+use sluice_shared::lifecycle::{Hurry, OnPanic, Phase, TaskScope};
 use sluice_shared::link::{self, PipeDialer, PipeListener, PodAddress};
 use sluice_shared::membership::Membership;
 use sluice_shared::pool::PoolView;
@@ -140,10 +140,24 @@ impl Pod {
 
     /// Takes nothing new, hands over its streams, makes durable what was accepted, commits it, and ends.
     pub async fn drain(self) {
+        self.drain_or_hurry(&Hurry::default()).await;
+    }
+
+    /// As `drain`; once there is a hurry no gateway is waited for and nothing more is committed. What was accepted is made
+    /// durable all the same, and the next start commits it.
+    pub async fn drain_or_hurry(self, hurry: &Hurry) {
         let duty = self.service.duty.clone();
         if duty.phase() != Phase::Drained {
             duty.drain(duty.pace());
-            duty.drained().await;
+            tokio::select! {
+                biased; // what has drained needs no hurry
+                () = duty.drained() => {}
+                () = hurry.hurried() => {
+                    tracing::warn!(pod = %self.id, "in a hurry: what is not committed yet is so at the next start");
+                    duty.hurry();
+                    duty.drained().await;
+                }
+            }
         }
         self.end().await;
     }

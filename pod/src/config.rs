@@ -7,9 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
-use sluice_shared::config::{ByteSize, ConfigError};
+use sluice_shared::config::{self, ByteSize, ConfigError};
 use sluice_shared::ids::PodId;
-use sluice_shared::link::PodAddress;
 
 use crate::duty::Pace;
 
@@ -127,44 +126,56 @@ impl PodConfig {
         if self.lanes == 0 { cores.min(8) } else { self.lanes }
     }
 
-    /// Checks how the values go together.
+    /// Checks the values, alone and against each other.
     ///
     /// # Errors
-    /// Names the keys at fault, and what they have to be.
+    /// Names the keys at fault, and what they have to be: the first of `faults`.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let refuse = |message: String| Err(ConfigError::Relation(message));
+        self.faults().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// All that `validate` refuses.
+    pub fn faults(&self) -> Vec<ConfigError> {
+        let mut faults = Vec::new();
+        let mut refuse = |message: String| faults.push(ConfigError::Relation(message));
         if self.segment_bytes.0 < SEGMENT_BYTES_MIN || self.segment_bytes.0 < 2 * self.record_bytes_max.0 {
-            return refuse(format!(
+            refuse(format!(
                 "pod.segment_bytes is {}: it has to be at least 1MiB and twice pod.record_bytes_max ({})",
                 self.segment_bytes, self.record_bytes_max
             ));
         }
         if self.wal_bytes_max.0 < 4 * self.segment_bytes.0 {
-            return refuse(format!(
+            refuse(format!(
                 "pod.wal_bytes_max is {}: it has to hold four segments of pod.segment_bytes ({})",
                 self.wal_bytes_max, self.segment_bytes
             ));
         }
         if self.ingress_bytes < self.record_bytes_max {
-            return refuse(format!(
+            refuse(format!(
                 "pod.ingress_bytes is {}: it has to hold one record of pod.record_bytes_max ({})",
                 self.ingress_bytes, self.record_bytes_max
             ));
         }
-        if self.drain_streams_per_s == 0 {
-            return refuse("pod.drain_streams_per_s is 0: no stream would ever be handed over".to_owned());
+        for (key, value, what) in [
+            ("record_bytes_max", self.record_bytes_max.0, "no record would fit"),
+            ("flush_interval_ms", self.flush_interval_ms, "it has to be 1 or more"),
+            ("checkpoint_interval", self.checkpoint_interval, "it has to be 1 or more"),
+            (
+                "drain_streams_per_s",
+                u64::from(self.drain_streams_per_s),
+                "no stream would ever be handed over",
+            ),
+            ("target_file_bytes", self.target_file_bytes.0, "no row would fit in a file"),
+        ] {
+            if value == 0 {
+                refuse(format!("pod.{key} is 0: {what}"));
+            }
         }
-        if let Some(address) = &self.advertise
-            && address.parse::<PodAddress>().is_err()
-        {
-            return refuse(format!("pod.advertise is {address:?}: expected host:port"));
-        }
-        if self.flush_interval_ms == 0 || self.checkpoint_interval == 0 {
-            return refuse(
-                "pod.flush_interval_ms and pod.checkpoint_interval have to be 1 or more".to_owned(),
-            );
-        }
-        Ok(())
+        faults.extend(config::check_listen("pod.listen", &self.listen).err());
+        let advertise =
+            self.advertise.as_deref().map(|address| config::check_listen("pod.advertise", address));
+        faults.extend(advertise.and_then(Result::err));
+        faults
     }
 }
 

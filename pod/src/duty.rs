@@ -15,7 +15,7 @@ use std::time::Duration;
 use rand::RngExt;
 use sluice_shared::error::Error;
 use sluice_shared::ids::{PodId, StreamId, TableId};
-use sluice_shared::lifecycle::{Phase, TaskScope};
+use sluice_shared::lifecycle::{Hurry, Phase, TaskScope};
 use sluice_shared::link::PodAddress;
 use sluice_shared::membership::{Membership, PodMember, PodState};
 use sluice_shared::pool::LoadReport;
@@ -102,6 +102,7 @@ struct Shared {
     address: watch::Sender<Option<PodAddress>>,
     phase: watch::Sender<Phase>,
     order: watch::Sender<Option<Order>>,
+    hurry: Hurry,
     load: Mutex<LoadReport>,
 }
 
@@ -110,7 +111,8 @@ impl Duty {
     pub fn new(parts: Parts) -> Self {
         let (phase, order) = (watch::Sender::new(Phase::Joining), watch::Sender::new(None));
         let (address, load) = (watch::Sender::new(None), Mutex::default());
-        Self { shared: Arc::new(Shared { parts, address, phase, order, load }) }
+        let hurry = Hurry::default();
+        Self { shared: Arc::new(Shared { parts, address, phase, order, hurry, load }) }
     }
 
     /// The pod listens there from now on; `held`: it takes no streams before it is told to `join`.
@@ -151,6 +153,11 @@ impl Duty {
     pub fn drain(&self, Pace { patience, streams_per_s }: Pace) {
         let order = Order { deadline: Instant::now() + patience, streams_per_s: streams_per_s.max(1.0) };
         self.shared.order.send_replace(Some(order));
+    }
+
+    /// No gateway is waited for any more, and nothing is committed.
+    pub fn hurry(&self) {
+        self.shared.hurry.hurry();
     }
 
     /// Lets the pod in, or takes its drain back.
@@ -336,7 +343,11 @@ impl Duty {
         }
         // The tables get what the lanes have handed to the log only once it is durable.
         wal.settled().await;
-        tables.drain().await;
+        tokio::select! {
+            biased; // what is committed needs no hurry
+            () = tables.drain() => {}
+            () = self.shared.hurry.hurried() => {}
+        }
         self.shared.phase.send_replace(Phase::Drained);
         self.announce();
         tracing::info!(pod = %id, "pod has drained");
@@ -375,6 +386,7 @@ impl Duty {
             }
             tokio::select! {
                 biased; // the order is of no consequence: both lead to another look
+                () = self.shared.hurry.hurried() => return self.is_past_return(),
                 changed = orders.changed() => if changed.is_err() { return true },
                 () = tokio::time::sleep(PACE_STEP) => {}
             }

@@ -3,12 +3,16 @@
 //! *Owns*: parsing, merging (defaults, file, `SLUICE_…` environment, then flags by the caller), unknown keys.
 //! *Does not own*: the structs; each program has one, with a `validate`.
 
+mod places;
+
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+pub use places::Places;
 
 /// A number of bytes, written like `64MiB`, `10MB` or `4096`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -120,7 +124,7 @@ pub enum ConfigError {
         message: String,
     },
     /// Values that do not fit together.
-    #[error("configuration: {0}")]
+    #[error("{0}")]
     Relation(String),
 }
 
@@ -129,6 +133,8 @@ pub enum ConfigError {
 pub struct Loaded<T> {
     /// The configuration.
     pub config: T,
+    /// Where its keys were set.
+    pub places: Places,
     set: toml::Table,
 }
 
@@ -159,11 +165,43 @@ pub fn check_environment(sections: &[&str]) -> Result<(), ConfigError> {
     environment().iter().try_for_each(|(key, _)| section_of(key, sections).map(|_| ()))
 }
 
+/// Refuses what cannot be the address of a listener: it has to be `HOST:PORT`.
+///
+/// # Errors
+/// `Relation`, naming the key.
+pub fn check_listen(key: &str, listen: &str) -> Result<(), ConfigError> {
+    let parts = listen.rsplit_once(':').filter(|(host, port)| is_host(host) && port.parse::<u16>().is_ok());
+    let advice = "expected HOST:PORT, such as 127.0.0.1:7070 or [::]:7070";
+    parts.map(|_| ()).ok_or_else(|| ConfigError::Relation(format!("{key} is {listen:?}: {advice}")))
+}
+
+/// A name, or an address, where colons stand within brackets alone.
+fn is_host(host: &str) -> bool {
+    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        // Behind a `%` comes the interface of a link-local address.
+        Some(address) => address.split('%').next().is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok()),
+        None => !host.is_empty() && !host.contains([':', '/', ' ', '[', ']', '@']),
+    }
+}
+
+/// Whether two listeners of one protocol want one port. Names other than `localhost` are taken for addresses of their own.
+pub fn is_clash(one: &str, other: &str) -> bool {
+    let (Some((host, port)), Some((other_host, other_port))) = (one.rsplit_once(':'), other.rsplit_once(':'))
+    else {
+        return false;
+    };
+    let plain = |host: &str| if host == "localhost" { "127.0.0.1".to_owned() } else { host.to_owned() };
+    let is_all = |host: &str| matches!(host, "0.0.0.0" | "[::]");
+    let is_same = plain(host) == plain(other_host) || is_all(host) || is_all(other_host);
+    port == other_port && port != "0" && is_same
+}
+
 fn merge<T: DeserializeOwned>(
     file: Option<&Path>,
     sections: &[&str],
     variables: Vec<(String, String)>,
 ) -> Result<Loaded<T>, ConfigError> {
+    let mut places = Places::default();
     let mut set_keys = match file {
         None => toml::Table::new(),
         Some(path) => {
@@ -172,6 +210,7 @@ fn merge<T: DeserializeOwned>(
                 .map_err(|source| ConfigError::Read { path: origin.clone(), source })?;
             // Read into the struct as well, so that an error names the line.
             toml::from_str::<T>(&text).map_err(|error| parse_error(&origin, &error))?;
+            places = Places::of_file(&origin, &text);
             toml::from_str(&text).map_err(|error| parse_error(&origin, &error))?
         }
     };
@@ -182,11 +221,14 @@ fn merge<T: DeserializeOwned>(
         // Read by itself as well, so that an error names the variable.
         T::deserialize(toml::Value::Table(alone))
             .map_err(|error| parse_error(&format!("variable SLUICE_{key}"), &error))?;
+        if let [section, key, ..] = &path[..] {
+            places.set(section, key, format!("variable SLUICE_{}", path.join("__").to_ascii_uppercase()));
+        }
         set(&mut set_keys, &path, value);
     }
     let config = T::deserialize(toml::Value::Table(set_keys.clone()))
         .map_err(|error| parse_error("(file and environment)", &error))?;
-    Ok(Loaded { config, set: set_keys })
+    Ok(Loaded { config, places, set: set_keys })
 }
 
 #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
@@ -348,6 +390,27 @@ mod tests {
             "POD_0_PORT",
         ] {
             with_variable(key, "tcp://10.0.0.1:7070").expect(key);
+        }
+    }
+
+    #[test]
+    fn addresses_of_listeners_are_told_from_what_is_none() {
+        for listen in ["127.0.0.1:0", "[::1]:7070", "gateway:1", "localhost:65535"] {
+            check_listen("gateway.listen", listen).expect(listen);
+        }
+        for listen in ["", "7070", ":7070", "::1:7070", "[::g]:1", "h:65536", "h:-1", "http://h:1", "h:1:2"] {
+            let error = check_listen("gateway.listen", listen).expect_err(listen).to_string();
+            assert!(error.contains("gateway.listen is") && error.contains("expected HOST:PORT"), "{error}");
+        }
+        for (one, other, expected) in [
+            ("127.0.0.1:7", "127.0.0.1:7", true),
+            ("localhost:7", "127.0.0.1:7", true),
+            ("[::]:7", "127.0.0.1:7", true),
+            ("10.0.0.1:7", "127.0.0.1:7", false),
+            ("127.0.0.1:7", "127.0.0.1:8", false),
+            ("127.0.0.1:0", "127.0.0.1:0", false),
+        ] {
+            assert_eq!((is_clash(one, other), is_clash(other, one)), (expected, expected), "{one} {other}");
         }
     }
 

@@ -159,20 +159,51 @@ impl TaskScope {
     }
 }
 
-/// Resolves at the first SIGTERM or SIGINT.
-///
-/// # Errors
-/// Where the signal handlers cannot be installed.
-pub async fn terminated() -> std::io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        biased; // the order is of no consequence: both mean the same
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// SIGTERMs and SIGINTs, as they come: the first asks for a drain, the next to be quick about it.
+pub struct Terminations {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Terminations {
+    /// From now on neither ends the process by itself, and none is lost between two calls of `next`.
+    ///
+    /// # Errors
+    /// Where the signal handlers cannot be installed.
+    pub fn new() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
-    Ok(())
+
+    /// Resolves at the next one; several of a kind in a row may be one.
+    pub async fn next(&mut self) {
+        tokio::select! {
+            biased; // the order is of no consequence: both mean the same
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Asks a drain that is under way to be quick. Clones share one.
+///
+/// A hurried drain waits for no peer and commits nothing more, but leaves out no flush: what was accepted is durable at its
+/// end, and the next start goes on from there.
+#[derive(Debug, Clone, Default)]
+pub struct Hurry {
+    hurried: CancellationToken,
+}
+
+impl Hurry {
+    /// From now on.
+    pub fn hurry(&self) {
+        self.hurried.cancel();
+    }
+
+    /// Resolves once there is a hurry.
+    pub async fn hurried(&self) {
+        self.hurried.cancelled().await;
+    }
 }
 
 /// SIGHUPs, as they come. Once this was made they do not end the process.

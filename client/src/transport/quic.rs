@@ -22,7 +22,7 @@ use sluice_shared::prefixed::{FrameReader, prefix};
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::transport::trust::Trust;
+use crate::transport::trust::{self, Trust};
 use crate::transport::{
     CONNECT_TIMEOUT, Event, FRAME_BYTES_MAX, GatewayUrl, broke_protocol, lost, timed_out,
 };
@@ -38,6 +38,8 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Frames written before the connection is read again.
 const WRITES_PER_READ: usize = 16;
+/// Added to the alerts of TLS, to make codes of QUIC.
+const TLS_ALERTS: u64 = 0x100;
 /// Taken from the connection at a time; each is of one packet.
 const CHUNKS_PER_READ: usize = 8;
 
@@ -208,15 +210,23 @@ fn failed(url: &GatewayUrl, error: &ConnectionError) -> Error {
                 }
             }
         }
-        ConnectionError::TransportError(error) if is_tls(error.code) => {
-            Error::Insecure { url: url.to_string(), what: error.to_string() }
+        // Our own refusal of the gateway, and the gateway's of us.
+        ConnectionError::TransportError(error) if is_tls(error.code) => insecure(url, error, error.code),
+        ConnectionError::ConnectionClosed(close) if is_tls(close.error_code) => {
+            insecure(url, close, close.error_code)
         }
         ConnectionError::TimedOut => lost(url, "it has gone silent, or nobody is there"),
         other => lost(url, &other.to_string()),
     }
 }
 
+fn insecure(url: &GatewayUrl, what: &dyn std::fmt::Display, code: TransportErrorCode) -> Error {
+    let alert = u8::try_from(u64::from(code) - TLS_ALERTS).unwrap_or_default();
+    let advice = trust::refusal_by_alert(alert).map(|advice| format!(": {advice}")).unwrap_or_default();
+    Error::Insecure { url: url.to_string(), what: format!("{what}{advice}") }
+}
+
 /// TLS alerts travel as codes of their own (RFC 9001 section 4.8).
 fn is_tls(code: TransportErrorCode) -> bool {
-    (0x100..0x200).contains(&u64::from(code))
+    (TLS_ALERTS..TLS_ALERTS + 0x100).contains(&u64::from(code))
 }

@@ -1,6 +1,6 @@
-//! Whose certificates a client trusts.
+//! Whose certificates a client trusts, and which one it presents.
 //!
-//! *Owns*: the authorities, TLS configurations made of them.
+//! *Owns*: the authorities, its own certificate, TLS configurations made of them, what a failed handshake means.
 //! *Does not own*: handshakes (`quic`, `websocket`).
 
 use std::fmt;
@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use rustls::crypto::ring;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, SupportedProtocolVersion};
 use sluice_shared::error::Error as GatewayError;
@@ -24,25 +25,43 @@ const HTTP1_ALPN: &[u8] = b"http/1.1";
 pub(crate) struct Trust {
     /// None: the system's.
     roots: Option<RootCertStore>,
+    /// What gateways that ask for a certificate get.
+    identity: Option<Identity>,
     quic: OnceLock<quinn::ClientConfig>,
     http1: OnceLock<Arc<rustls::ClientConfig>>,
 }
 
+/// A certificate, with its chain, and its key.
+struct Identity {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Clone for Identity {
+    fn clone(&self) -> Self {
+        Self { chain: self.chain.clone(), key: self.key.clone_key() }
+    }
+}
+
 impl Trust {
     /// Trusts the certificates of a PEM file alone.
-    pub(crate) fn only(path: &Path) -> Result<Self, Error> {
-        let invalid =
-            |why: &dyn fmt::Display| Error::Certificate { path: path.to_owned(), why: why.to_string() };
-        let certificates = CertificateDer::pem_file_iter(path).map_err(|error| invalid(&error))?;
+    pub(crate) fn only(&self, path: &Path) -> Result<Self, Error> {
         let mut roots = RootCertStore::empty();
-        for certificate in certificates {
-            let certificate = certificate.map_err(|error| invalid(&error))?;
-            roots.add(certificate).map_err(|error| invalid(&error))?;
+        for certificate in certificates(path)? {
+            roots.add(certificate).map_err(|error| invalid(path, &error))?;
         }
-        if roots.is_empty() {
-            return Err(invalid(&"no certificate in PEM"));
-        }
-        Ok(Self { roots: Some(roots), ..Self::default() })
+        Ok(Self { roots: Some(roots), identity: self.identity.clone(), ..Self::default() })
+    }
+
+    /// Presents the certificate of a PEM file, with its key from another or the same.
+    pub(crate) fn presenting(&self, cert: &Path, key: &Path) -> Result<Self, Error> {
+        let chain = certificates(cert)?;
+        let private = PrivateKeyDer::from_pem_file(key).map_err(|error| invalid(key, &error))?;
+        // Whether they belong together.
+        CertifiedKey::from_der(chain.clone(), private.clone_key(), &ring::default_provider())
+            .map_err(|error| invalid(key, &format!("with its certificate: {error}")))?;
+        let identity = Some(Identity { chain, key: private });
+        Ok(Self { roots: self.roots.clone(), identity, ..Self::default() })
     }
 
     /// For QUIC, made by `make` the first time.
@@ -76,7 +95,13 @@ impl Trust {
         let tls = rustls::ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(versions)
             .map_err(|error| GatewayError::internal(format!("TLS configuration: {error}")))?;
-        let mut tls = tls.with_root_certificates(roots).with_no_client_auth();
+        let tls = tls.with_root_certificates(roots);
+        let mut tls = match self.identity.clone() {
+            None => tls.with_no_client_auth(),
+            Some(Identity { chain, key }) => tls
+                .with_client_auth_cert(chain, key)
+                .map_err(|error| GatewayError::internal(format!("client certificate: {error}")))?,
+        };
         tls.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
         Ok(tls)
     }
@@ -87,6 +112,47 @@ impl fmt::Debug for Trust {
         f.write_str(if self.roots.is_some() { "given certificates" } else { "the system's certificates" })
     }
 }
+
+fn invalid(path: &Path, why: &dyn fmt::Display) -> Error {
+    Error::Certificate { path: path.to_owned(), why: why.to_string() }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let read = read.map_err(|error| invalid(path, &error))?;
+    if read.is_empty() {
+        return Err(invalid(path, &"no certificate in PEM"));
+    }
+    Ok(read)
+}
+
+/// Why one side of TLS does not want to talk to the other, and what to do, where that is what a failure means: trying again
+/// cannot help.
+pub fn refusal(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    let mut errors = std::iter::successors(Some(error), |error| error.source());
+    let tls = errors.find_map(|error| {
+        let inside = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        error.downcast_ref::<rustls::Error>().or_else(|| inside?.downcast_ref())
+    })?;
+    match tls {
+        rustls::Error::AlertReceived(alert) => {
+            refusal_by_alert((*alert).into()).map(|why| format!("{tls}: {why}"))
+        }
+        rustls::Error::InvalidCertificate(_) => Some(format!("{tls}: {UNTRUSTED}")),
+        _ => None,
+    }
+}
+
+/// What the alert of a gateway (RFC 8446 section 6) says of its client's certificate.
+pub(crate) fn refusal_by_alert(alert: u8) -> Option<&'static str> {
+    Some(match alert {
+        116 => "it asks for a client certificate: `client_certificate`, or --cert and --key",
+        42..=46 | 48 | 51 => "it does not take our client certificate",
+        _ => return None,
+    })
+}
+
+const UNTRUSTED: &str = "name the authority of its certificate with `ca_certificate`, or --ca";
 
 fn system_roots() -> Result<RootCertStore, Error> {
     let found = rustls_native_certs::load_native_certs();

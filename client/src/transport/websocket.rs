@@ -22,6 +22,7 @@ use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, connect_async_tls_with_config};
 
 use crate::error::Error;
+use crate::transport::trust;
 use crate::transport::{
     CONNECT_TIMEOUT, Event, FRAME_BYTES_MAX, GatewayUrl, broke_protocol, lost, timed_out,
 };
@@ -167,7 +168,10 @@ impl Connection {
 fn failed(url: &GatewayUrl, error: &WsError) -> Error {
     match error {
         WsError::Http(response) => refused(url, response.status(), response.body().as_deref().unwrap_or(&[])),
-        other => Error::Connection { url: url.to_string(), what: other.to_string() },
+        other => match trust::refusal(other) {
+            Some(what) => Error::Insecure { url: url.to_string(), what },
+            None => Error::Connection { url: url.to_string(), what: other.to_string() },
+        },
     }
 }
 

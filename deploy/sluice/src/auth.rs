@@ -3,6 +3,7 @@
 //! *Owns*: the flags and variables for it, printing a new secret.
 //! *Does not own*: fetching tokens (`sluice_client`), judging them (`sluice_gateway`).
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -39,6 +40,34 @@ impl AuthArgs {
             (None, Some(id), Some(secret)) => client.credentials(id, secret),
             _ => client,
         }
+    }
+}
+
+/// Whom a command trusts over TLS and QUIC, and the certificate that it presents.
+#[derive(clap::Args)]
+pub(crate) struct TlsArgs {
+    /// Certificates (PEM) to trust with `wss://` and `quic://` in place of the system's: `gateway/quic.crt` below the
+    /// data directory of a `sluice up`.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// A certificate (PEM), with its chain, for gateways that ask for one.
+    #[arg(long, value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    /// The client trusts and presents these.
+    pub(crate) fn give(&self, mut client: Client) -> Result<Client> {
+        if let Some(ca) = &self.ca {
+            client = client.ca_certificate(ca)?;
+        }
+        if let (Some(cert), Some(key)) = (&self.cert, &self.key) {
+            client = client.client_certificate(cert, key)?;
+        }
+        Ok(client)
     }
 }
 

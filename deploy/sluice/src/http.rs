@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use sluice_client::Client;
+use sluice_client::{Client, tls_refusal};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -73,8 +73,14 @@ async fn get(url: &str, path: &str, client: &Client) -> Result<Answer> {
             let host = address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
             let name = ServerName::try_from(host.to_owned()).with_context(|| format!("{url}: a host"))?;
             let connector = TlsConnector::from(client.tls()?);
-            let tls = Box::pin(connector.connect(name, tcp)).await;
-            ask(tls.with_context(|| format!("TLS with {url}"))?, &request).await.with_context(lost)?
+            let asked = match Box::pin(connector.connect(name, tcp)).await {
+                Ok(tls) => ask(tls, &request).await,
+                Err(error) => Err(error),
+            };
+            if let Some(why) = asked.as_ref().err().and_then(|error| tls_refusal(error)) {
+                bail!("no secure connection with {url}: {why}");
+            }
+            asked.with_context(lost)?
         } else {
             ask(tcp, &request).await.with_context(lost)?
         };

@@ -28,7 +28,7 @@ use sluice_shared::table::described_columns;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::auth::AuthArgs;
+use crate::auth::{AuthArgs, TlsArgs};
 use crate::{http, print};
 use display::{Counts, Refusal};
 use input::{Format, Input, Wanted};
@@ -54,10 +54,8 @@ pub(crate) struct SendArgs {
     /// The gateway, as `ws://HOST:PORT`, `wss://HOST:PORT` or `quic://HOST:PORT`; several, joined by commas, are tried in turn.
     #[arg(long, default_value = "ws://127.0.0.1:7070")]
     url: String,
-    /// Certificates (PEM) to trust with `wss://` and `quic://` in place of the system's: `gateway/quic.crt` below the
-    /// data directory of a `sluice up`.
-    #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
+    #[command(flatten)]
+    tls: TlsArgs,
     #[command(flatten)]
     auth: AuthArgs,
     /// How the input is written; by its content or extension unless given.
@@ -132,10 +130,7 @@ struct Sender {
 pub(crate) async fn run(mut args: SendArgs) -> Result<ExitCode> {
     args.file = args.file.take().filter(|file| file.as_path() != Path::new("-"));
     let table: TableName = args.table.parse()?;
-    let mut client = args.auth.give(Client::connect(&args.url).await?);
-    if let Some(ca) = &args.ca {
-        client = client.ca_certificate(ca)?;
-    }
+    let client = args.tls.give(args.auth.give(Client::connect(&args.url).await?))?;
     let (input, pieces) = read_ahead(&args, &table, &client).await?;
     // Whether any of the gateways answers, before a stream waits for one with patience. Where QUIC is open HTTP need
     // not be.

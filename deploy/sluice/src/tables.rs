@@ -3,7 +3,6 @@
 //! *Owns*: asking and printing.
 //! *Does not own*: the description; the gateway's JSON is printed as it is.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
@@ -11,7 +10,7 @@ use serde_json::Value;
 use sluice_client::Client;
 use sluice_shared::ids::TableName;
 
-use crate::auth::AuthArgs;
+use crate::auth::{AuthArgs, TlsArgs};
 use crate::{http, print};
 
 /// Lists the tables, or describes one.
@@ -24,9 +23,8 @@ pub(crate) struct TablesArgs {
     url: String,
     #[command(flatten)]
     auth: AuthArgs,
-    /// Certificates (PEM) to trust with `wss://` in place of the system's.
-    #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
+    #[command(flatten)]
+    tls: TlsArgs,
 }
 
 pub(crate) async fn run(args: TablesArgs) -> Result<ExitCode> {
@@ -34,10 +32,7 @@ pub(crate) async fn run(args: TablesArgs) -> Result<ExitCode> {
         Some(name) => format!("/v1/tables/{}", name.parse::<TableName>()?),
         None => "/v1/tables".to_owned(),
     };
-    let mut client = args.auth.give(Client::connect(&args.url).await?);
-    if let Some(ca) = &args.ca {
-        client = client.ca_certificate(ca)?;
-    }
+    let client = args.tls.give(args.auth.give(Client::connect(&args.url).await?))?;
     let answer = http::get_from_any(&args.url, &path, &client).await?;
     let body: Value = serde_json::from_slice(&answer.body).with_context(|| {
         format!("{} answered GET {path} with status {} and no JSON", args.url, answer.status)

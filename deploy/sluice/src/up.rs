@@ -3,8 +3,8 @@
 //! *Owns*: putting a process together from its parts, the order in which they drain.
 //! *Does not own*: the parts.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use anyhow::Context;
 use clap::Args;
 use sluice_gateway::{AuthMode, Gateway, GatewayConfig, certificate_files, make_self_signed, make_token_key};
 use sluice_pod::app::{Listen, Pod};
-use sluice_pod::config::PodConfig;
-use sluice_shared::config::{ByteSize, Loaded};
+use sluice_pod::config::{AfterDrain, PodConfig};
+use sluice_shared::config::{ByteSize, Loaded, Places};
 use sluice_shared::ids::PodId;
-use sluice_shared::lifecycle::{Hangups, OnPanic, TaskScope, terminated};
+use sluice_shared::lifecycle::{Hangups, Hurry, OnPanic, TaskScope, Terminations};
 use sluice_shared::link::{self, PodAddress};
 use sluice_shared::membership::Membership;
-use tokio::net::{TcpListener, UdpSocket};
 
+use crate::check::{Aim, Faults};
 use crate::cluster::{self, ClusterArgs};
 use crate::config::Config;
 use crate::print;
@@ -28,7 +28,7 @@ use crate::print;
 const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
 /// Pods in one process: more bring nothing on one machine.
 const PODS_MAX: usize = 16;
-/// Exit status after a second signal: what is durable is committed at the next start.
+/// Exit status after a second signal: what is not committed is so at the next start.
 const EXIT_HURRIED: u8 = 130;
 
 /// What `sluice up` can be told on the command line.
@@ -52,6 +52,9 @@ pub(crate) struct UpArgs {
     /// Start although records in the middle of a log are damaged, giving those up.
     #[arg(long)]
     accept_loss: bool,
+    /// Says what is wrong with the configuration, all of it, and starts nothing: status 0 where it is good, else 2.
+    #[arg(long)]
+    check_config: bool,
 }
 
 /// What `sluice gateway` can be told on the command line.
@@ -68,6 +71,9 @@ pub(crate) struct GatewayArgs {
     /// A pod, as `id=host:port`. May be given more than once.
     #[arg(long = "pod", value_name = "ID=HOST:PORT")]
     pods: Vec<String>,
+    /// Says what is wrong with the configuration, all of it, and starts nothing: status 0 where it is good, else 2.
+    #[arg(long)]
+    check_config: bool,
 }
 
 /// What `sluice pod` can be told on the command line.
@@ -93,44 +99,37 @@ pub(crate) struct PodArgs {
     /// Start although records in the middle of the log are damaged, giving those up.
     #[arg(long)]
     accept_loss: bool,
+    /// Says what is wrong with the configuration, all of it, and starts nothing: status 0 where it is good, else 2.
+    #[arg(long)]
+    check_config: bool,
 }
 
 /// Runs everything in this process.
 pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ExitCode> {
-    anyhow::ensure!((1..=PODS_MAX).contains(&args.pods), "--pods {}: expected 1 to {PODS_MAX}", args.pods);
-    let loaded = Config::load(file)?;
-    refuse_unheeded(&loaded)?;
-    let auto_create_by_file = loaded.sets("pod", "auto_create").then_some(loaded.config.pod.auto_create);
-    let mut config = loaded.config;
-    config.gateway.listen = args.listen.unwrap_or(config.gateway.listen);
-    config.gateway.tls_listen = args.tls_listen.or(config.gateway.tls_listen);
+    let (loaded, aim) = (Config::load(file)?, aim(args.check_config));
+    let mut places = loaded.places.clone();
+    let mut config = loaded.config.clone();
+    let auto_create_by_file = loaded.sets("pod", "auto_create").then_some(config.pod.auto_create);
+    listen_by_flags(&mut config.gateway, &mut places, args.listen, args.tls_listen);
     config.pod.auto_create = args.auto_create.or(auto_create_by_file).unwrap_or(true);
     config.pod.accept_loss |= args.accept_loss;
-    let makes_certificate = config.gateway.tls_cert.is_none() && config.gateway.tls_key.is_none();
-    let certificate_dir = args.data.join("gateway");
-    if makes_certificate {
-        let (cert, key) = certificate_files(&certificate_dir);
-        (config.gateway.tls_cert, config.gateway.tls_key) = (Some(cert), Some(key));
-    }
-    let makes_key = config.gateway.token_key.is_none()
-        && config.gateway.auth_mode().is_ok_and(|mode| mode == AuthMode::Tokens);
-    let key_file = certificate_dir.join("token.key");
-    if makes_key {
-        config.gateway.token_key = Some(key_file.clone());
-    }
+    let made = Made::fill_in(&mut config.gateway, &args.data.join("gateway"));
     // Nothing is made, and no log is opened, for a process that cannot listen.
-    config.gateway.validate()?;
-    config.pod.validate()?;
-    check_gateway(&config.gateway).await?;
+    let mut faults = Faults::new(&places, aim);
+    if !(1..=PODS_MAX).contains(&args.pods) {
+        faults.add(format_args!("--pods {}: expected 1 to {PODS_MAX}", args.pods));
+    }
+    add_unheeded(&loaded, &mut faults);
+    faults.gateway(&config.gateway, &made.without(&config.gateway)).await;
+    faults.extend(config.pod.faults());
+    faults.directory("--data", &args.data);
+    faults.check(check_pods(&args.data, args.pods));
+    if aim == Aim::Check {
+        return faults.told(file);
+    }
+    faults.none()?;
     make_data_dir(&args.data)?;
-    check_pods(&args.data, args.pods)?;
-    let tls = config.gateway.tls_address();
-    if makes_certificate && let Some(listen) = tls.or(config.gateway.quic_address()) {
-        make_self_signed(&certificate_dir, listen.rsplit_once(':').map_or("", |(host, _)| host))?;
-    }
-    if makes_key {
-        make_token_key(&key_file)?;
-    }
+    made.make(&config.gateway)?;
     let listeners: Vec<_> = (1..=args.pods).map(|n| (pod_id(n), link::pipe())).collect();
     let addresses: Vec<(PodId, PodAddress)> = listeners
         .iter()
@@ -164,30 +163,36 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     }
     print::answer(format_args!("  data        {}", args.data.display()))?;
     print::answer("Ctrl-C drains: everything accepted is committed before the exit.")?;
-    run_until_signal(async move {
-        gateway.drain(GATEWAY_DRAIN).await;
-        futures_util::future::join_all(pods.into_iter().map(Pod::drain)).await;
-    })
+    run_until_signal(
+        async move |hurry| {
+            gateway.drain_or_hurry(GATEWAY_DRAIN, &hurry).await;
+            futures_util::future::join_all(pods.into_iter().map(|pod| pod.drain_or_hurry(&hurry))).await;
+        },
+        std::future::pending(),
+    )
     .await
 }
 
 /// Runs a gateway alone.
 pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::Result<ExitCode> {
-    let loaded = Config::load(file)?.config;
-    let (mut config, cluster) = (loaded.gateway, args.cluster.over(loaded.cluster));
-    cluster.validate()?;
-    config.listen = args.listen.unwrap_or(config.listen);
-    config.tls_listen = args.tls_listen.or(config.tls_listen);
-    config.validate()?;
-    check_gateway(&config).await?;
-    let mut pods = pod_addresses(&args.pods)?;
-    for entry in &config.pods {
-        pods.push((entry.id.clone(), entry.address.parse()?));
+    let (loaded, aim) = (Config::load(file)?, aim(args.check_config));
+    let (mut config, mut places) = (loaded.config.gateway, loaded.places);
+    let cluster = args.cluster.over(loaded.config.cluster);
+    listen_by_flags(&mut config, &mut places, args.listen, args.tls_listen);
+    let mut faults = Faults::new(&places, aim);
+    faults.gateway(&config, &config).await;
+    faults.extend(cluster.validate().err());
+    let mut pods = faults.check(pod_addresses(&args.pods)).unwrap_or_default();
+    pods.extend(config.pod_addresses().unwrap_or_default());
+    if args.pods.is_empty() && config.pods.is_empty() && cluster.gossip_listen.is_none() {
+        faults.add(
+            "a gateway needs pods: give --gossip-listen and --seed to find them, or --pod ID=HOST:PORT for each",
+        );
     }
-    anyhow::ensure!(
-        !pods.is_empty() || cluster.gossip_listen.is_some(),
-        "a gateway needs pods: give --gossip-listen and --seed to find them, or --pod ID=HOST:PORT"
-    );
+    if aim == Aim::Check {
+        return faults.told(file);
+    }
+    faults.none()?;
     let scope = TaskScope::new(OnPanic::EndTask);
     let membership = cluster::join(&cluster, &cluster::gateway_name(), pods, &scope).await?;
     let gateway = Gateway::start(config, membership).await?;
@@ -203,32 +208,52 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
     if let Some(address) = gateway.admin_address() {
         print::answer(format_args!("  admin API   http://{address}/v1/pods"))?;
     }
-    run_until_signal(async move { gateway.drain(GATEWAY_DRAIN).await }).await
+    let drain = async move |hurry| gateway.drain_or_hurry(GATEWAY_DRAIN, &hurry).await;
+    run_until_signal(drain, std::future::pending()).await
 }
 
 /// Runs a pod alone.
 pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<ExitCode> {
-    let loaded = Config::load(file)?.config;
-    let (mut config, cluster) = (loaded.pod, args.cluster.over(loaded.cluster));
-    cluster.validate()?;
+    let (loaded, aim) = (Config::load(file)?, aim(args.check_config));
+    let (mut config, mut places) = (loaded.config.pod, loaded.places);
+    let cluster = args.cluster.over(loaded.config.cluster);
     config.id = args.id.unwrap_or(config.id);
-    config.listen = args.listen.unwrap_or(config.listen);
+    if let Some(listen) = args.listen {
+        config.listen = listen;
+        places.set("pod", "listen", "--listen".to_owned());
+    }
     config.auto_create = args.auto_create.unwrap_or(config.auto_create);
     config.accept_loss |= args.accept_loss;
     if let Some(data) = &args.data {
         config = below(data, config);
+        places.set("pod", "wal_dir", "--data".to_owned());
+        places.set("pod", "tables_dir", "--data".to_owned());
     }
-    config.validate()?;
-    check_listen(&config.listen, "pod.listen").await?;
+    let mut faults = Faults::new(&places, aim);
+    faults.pod(&config);
+    faults.extend(cluster.validate().err());
+    faults.listener("pod.listen", Some(&config.listen)).await;
+    let peers = faults.check(pod_addresses(&args.peers)).unwrap_or_default();
+    if aim == Aim::Check {
+        return faults.told(file);
+    }
+    faults.none()?;
     args.data.as_deref().map_or(Ok(()), make_data_dir)?;
     let scope = TaskScope::new(OnPanic::EndTask);
-    let peers = pod_addresses(&args.peers)?;
     let membership = cluster::join(&cluster, config.id.as_str(), peers, &scope).await?;
+    let after_drain = config.after_drain;
     let pod = Pod::start(config, Listen::Tcp, membership).await?;
     if let Some(address) = pod.address() {
         print::answer(format_args!("pod {} listens on {address}", pod.id()))?;
     }
-    run_until_signal(pod.drain()).await
+    let duty = pod.duty().clone();
+    let ended = async move {
+        duty.drained().await;
+        if after_drain == AfterDrain::Wait {
+            std::future::pending().await
+        }
+    };
+    run_until_signal(async move |hurry| pod.drain_or_hurry(&hurry).await, ended).await
 }
 
 /// Keys that `sluice up` decides itself: passing over them would keep data where nobody looks for it.
@@ -240,45 +265,76 @@ const UP_DECIDES: [(&str, &str, &str); 5] = [
     ("gateway", "pods", "its pods are in the process; --pods says how many"),
 ];
 
-fn refuse_unheeded(loaded: &Loaded<Config>) -> anyhow::Result<()> {
+fn add_unheeded(loaded: &Loaded<Config>, faults: &mut Faults<'_>) {
     for (section, key, why) in UP_DECIDES {
-        anyhow::ensure!(
-            !loaded.sets(section, key),
-            "`sluice up` cannot heed {section}.{key}: {why}; remove the key, or run `sluice pod` and `sluice gateway`"
-        );
-    }
-    Ok(())
-}
-
-/// Whether the address can be had, before anything is made on disk. It is bound for good later: what takes it in
-/// between is told then.
-async fn check_listen(listen: &str, key: &str) -> anyhow::Result<()> {
-    TcpListener::bind(listen).await.map(drop).or_else(|error| cannot_listen(listen, key, &error))
-}
-
-/// The same for all addresses of a gateway.
-async fn check_gateway(config: &GatewayConfig) -> anyhow::Result<()> {
-    for (listen, key) in
-        [(config.plain_address(), "gateway.listen"), (config.tls_address(), "gateway.tls_listen")]
-    {
-        if let Some(listen) = listen {
-            check_listen(listen, key).await?;
+        if loaded.sets(section, key) {
+            let advice = "remove the key, or run `sluice pod` and `sluice gateway`";
+            faults.add(format_args!("`sluice up` cannot heed {section}.{key}: {why}; {advice}"));
         }
     }
-    let Some(listen) = config.quic_address().filter(|_| config.tls_cert.is_some()) else { return Ok(()) };
-    let key = "gateway.quic_listen, UDP; `off` switches QUIC off";
-    UdpSocket::bind(listen).await.map(drop).or_else(|error| cannot_listen(listen, key, &error))
 }
 
-fn cannot_listen(listen: &str, key: &str, error: &std::io::Error) -> anyhow::Result<()> {
-    let advice = match error.kind() {
-        ErrorKind::InvalidInput => "expected HOST:PORT, such as 127.0.0.1:7070",
-        ErrorKind::AddrInUse => "another process listens there; give another address with --listen HOST:PORT",
-        ErrorKind::AddrNotAvailable => "this machine has no such address",
-        ErrorKind::PermissionDenied => "ports below 1024 need a right to them; choose a higher one",
-        _ => "expected HOST:PORT of this machine",
-    };
-    anyhow::bail!("cannot listen on {listen:?} ({key}): {error}: {advice}")
+fn aim(check_config: bool) -> Aim {
+    if check_config { Aim::Check } else { Aim::Start }
+}
+
+fn listen_by_flags(
+    config: &mut GatewayConfig,
+    places: &mut Places,
+    listen: Option<String>,
+    tls_listen: Option<String>,
+) {
+    if let Some(listen) = listen {
+        config.listen = listen;
+        places.set("gateway", "listen", "--listen".to_owned());
+    }
+    if tls_listen.is_some() {
+        config.tls_listen = tls_listen;
+        places.set("gateway", "tls_listen", "--tls-listen".to_owned());
+    }
+}
+
+/// The files that `sluice up` makes itself, where the configuration names none.
+struct Made {
+    certificate_dir: Option<PathBuf>,
+    key_file: Option<PathBuf>,
+}
+
+impl Made {
+    fn fill_in(config: &mut GatewayConfig, dir: &Path) -> Self {
+        let makes_certificate = config.tls_cert.is_none() && config.tls_key.is_none();
+        if makes_certificate {
+            let (cert, key) = certificate_files(dir);
+            (config.tls_cert, config.tls_key) = (Some(cert), Some(key));
+        }
+        let makes_key =
+            config.token_key.is_none() && config.auth_mode().is_ok_and(|mode| mode == AuthMode::Tokens);
+        let key_file = makes_key.then(|| dir.join("token.key"));
+        config.token_key = config.token_key.take().or(key_file.clone());
+        Self { certificate_dir: makes_certificate.then(|| dir.to_owned()), key_file }
+    }
+
+    /// The configuration without the files that have yet to be made.
+    fn without(&self, config: &GatewayConfig) -> GatewayConfig {
+        let mut config = config.clone();
+        let is_there = |file: &Option<PathBuf>| file.as_deref().is_some_and(Path::exists);
+        if self.certificate_dir.is_some() && !(is_there(&config.tls_cert) && is_there(&config.tls_key)) {
+            (config.tls_cert, config.tls_key) = (None, None);
+        }
+        if self.key_file.is_some() && !is_there(&config.token_key) {
+            config.token_key = None;
+        }
+        config
+    }
+
+    fn make(&self, config: &GatewayConfig) -> anyhow::Result<()> {
+        let listen = config.tls_address().or(config.quic_address());
+        if let (Some(dir), Some(listen)) = (&self.certificate_dir, listen) {
+            make_self_signed(dir, listen.rsplit_once(':').map_or("", |(host, _)| host))?;
+        }
+        self.key_file.as_deref().map_or(Ok(()), make_token_key)?;
+        Ok(())
+    }
 }
 
 fn make_data_dir(dir: &Path) -> anyhow::Result<()> {
@@ -323,16 +379,34 @@ fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
     parsed.collect()
 }
 
-/// Waits for SIGINT or SIGTERM, then drains. A second signal ends the process at once: what is durable is then
-/// committed at the next start.
-async fn run_until_signal(drain: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
+/// Waits for SIGINT or SIGTERM, or for the work to end by itself; then drains. A second signal hurries the drain, a third one ends the process at once: what
+/// is durable is then committed at the next start.
+async fn run_until_signal(
+    drain: impl AsyncFnOnce(Hurry),
+    ended: impl Future<Output = ()>,
+) -> anyhow::Result<ExitCode> {
     // It means what it says on a terminal alone: elsewhere it asks to read files again, and ends nobody.
     let _hangups = Hangups::new();
-    terminated().await.context("cannot wait for signals")?;
-    print::note("draining: once more to end at once (what is durable is then committed at the next start)");
+    let mut signals = Terminations::new().context("cannot wait for signals")?;
+    tokio::select! {
+        biased; // the order is of no consequence: both lead to the drain
+        () = ended => {}
+        () = signals.next() => print::note(
+            "draining: once more to commit no more (what is durable is then committed at the next start)",
+        ),
+    }
+    let hurry = Hurry::default();
+    let mut draining = pin!(drain(hurry.clone()));
     tokio::select! {
         biased; // a drain that is done needs no hurry
-        () = drain => Ok(ExitCode::SUCCESS),
-        _ = terminated() => Ok(ExitCode::from(EXIT_HURRIED)),
+        () = &mut draining => return Ok(ExitCode::SUCCESS),
+        () = signals.next() => hurry.hurry(),
     }
+    print::note("flushing what was accepted: once more to end at once");
+    tokio::select! {
+        biased; // the same
+        () = draining => {}
+        () = signals.next() => {}
+    }
+    Ok(ExitCode::from(EXIT_HURRIED))
 }

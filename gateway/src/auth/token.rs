@@ -9,7 +9,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Once;
 use std::time::Duration;
@@ -26,6 +26,7 @@ use sluice_shared::error::Error;
 
 use super::grant::Grant;
 use super::secret::{RANDOM_BYTES, hex, random_bytes};
+use crate::files::check_secret;
 
 /// Clocks of gateways differ: a token holds from this long before its time on, and this long after it. A stream that is
 /// open when its token ends goes on for as long.
@@ -35,9 +36,6 @@ const ISSUER: &str = "sluice";
 const AUDIENCE: &str = "sluice-gateway";
 /// Longest token that is looked at; those made here are shorter, so that they fit into a request's headers.
 const TOKEN_CHARS_MAX: usize = 8 << 10;
-/// Bits of a key file's mode that let others use it, or the group write it. The group may read: so it is where Kubernetes
-/// mounts a secret.
-const MODE_TOO_OPEN: u32 = 0o027;
 
 /// What a token says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,13 +66,7 @@ impl TokenKey {
         let invalid = |why: String| {
             Error::invalid("invalid_token_key", format!("gateway.token_key, {}: {why}", file.display()))
         };
-        let mode = fs::metadata(file).map_err(|error| invalid(error.to_string()))?.mode();
-        if mode & MODE_TOO_OPEN != 0 {
-            return Err(invalid(format!(
-                "its mode {:o} lets others read or change it, and so make tokens: chmod 600 it",
-                mode & 0o777
-            )));
-        }
+        check_secret(file).map_err(invalid)?;
         let text = fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
         let what = "expected 32 random bytes in hex or base64, such as `openssl rand -hex 32` makes";
         Self::new(&key_bytes(text.trim()).ok_or_else(|| invalid(what.to_owned()))?)
@@ -238,6 +230,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use serde_json::{Value, json};
+
+    use std::os::unix::fs::MetadataExt;
 
     use super::*;
 

@@ -19,7 +19,6 @@ use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{
     Endpoint, EndpointConfig, IdleTimeout, Incoming, ReadError, RecvStream, SendStream, VarInt, WriteError,
 };
-use rustls::crypto::ring;
 use rustls::version::TLS13;
 use sluice_shared::error::{Error, ErrorKind, QUIC_OK};
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, QUIC_ALPN, RECORDS_HEADER_BYTES};
@@ -85,7 +84,7 @@ pub(crate) async fn start(
     };
     let socket = tokio::net::UdpSocket::bind(listen).await.and_then(tokio::net::UdpSocket::into_std);
     let runtime = Arc::new(quinn::TokioRuntime);
-    let config = server_config(Arc::clone(certificate))?;
+    let config = server_config(certificate)?;
     // Its own tasks end by themselves when the endpoint and the connections are dropped; they hold nothing of ours.
     let endpoint = socket
         .and_then(|socket| Endpoint::new(EndpointConfig::default(), Some(config), socket, runtime))
@@ -96,16 +95,10 @@ pub(crate) async fn start(
     Ok(Some(address))
 }
 
-fn server_config(certificate: Arc<Certificate>) -> Result<quinn::ServerConfig, Error> {
-    let failed = |error: &dyn std::fmt::Display| Error::internal(format!("TLS configuration: {error}"));
-    let tls = rustls::ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_protocol_versions(&[&TLS13])
-        .map_err(|error| failed(&error))?;
-    let mut tls = tls.with_no_client_auth().with_cert_resolver(certificate);
-    tls.alpn_protocols = vec![QUIC_ALPN.to_vec()];
-    // No 0-RTT: who records it can send it again.
-    tls.max_early_data_size = 0;
-    let crypto = QuicServerConfig::try_from(tls).map_err(|error| failed(&error))?;
+fn server_config(certificate: &Arc<Certificate>) -> Result<quinn::ServerConfig, Error> {
+    let tls = certificate.tls(&[&TLS13], &[QUIC_ALPN])?;
+    let crypto = QuicServerConfig::try_from(tls)
+        .map_err(|error| Error::internal(format!("TLS configuration: {error}")))?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     config
         .migration(true)
@@ -176,7 +169,10 @@ async fn connection(incoming: Incoming, handshake: OwnedSemaphorePermit, place: 
     };
     let connection = match connection {
         Ok(Ok(connection)) => connection,
-        Ok(Err(error)) => return tracing::debug!(%error, "QUIC handshake failed"),
+        Ok(Err(error)) => {
+            app.metrics.error(&Error::invalid("quic_handshake", error.to_string()));
+            return tracing::debug!(%error, "QUIC handshake failed");
+        }
         Err(_) => return tracing::debug!("a QUIC handshake that did not end"),
     };
     drop(handshake);

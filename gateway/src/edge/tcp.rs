@@ -13,7 +13,6 @@ use axum::Router;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustls::crypto::ring;
 use rustls::version::{TLS12, TLS13};
 use sluice_shared::error::Error;
 use sluice_shared::lifecycle::TaskScope;
@@ -93,13 +92,7 @@ impl Listener {
 }
 
 fn tls_acceptor(certificate: &Arc<Certificate>) -> Result<TlsAcceptor, Error> {
-    let tls = rustls::ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_protocol_versions(&[&TLS13, &TLS12])
-        .map_err(|error| Error::internal(format!("TLS configuration: {error}")))?;
-    let mut tls = tls.with_no_client_auth().with_cert_resolver(Arc::clone(certificate) as _);
-    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    // No 0-RTT: who records it can send it again.
-    tls.max_early_data_size = 0;
+    let tls = certificate.tls(&[&TLS13, &TLS12], &[b"h2", b"http/1.1"])?;
     Ok(TlsAcceptor::from(Arc::new(tls)))
 }
 
@@ -172,13 +165,18 @@ async fn hint(tcp: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin), error: &Err
     app.metrics.error(error);
     let told = async {
         tcp.write_all(answer("400 Bad Request", error).as_bytes()).await?;
-        tcp.shutdown().await?;
-        let mut rest = [0; 1024];
-        while tcp.read(&mut rest).await? > 0 {}
-        Ok::<_, std::io::Error>(())
+        read_out(tcp).await
     };
     // Nothing is owed to such a peer, whatever comes of this.
     let _ = timeout(LINGER, told).await;
+}
+
+/// Says that nothing more is said, and throws away what still comes.
+async fn read_out(tcp: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) -> std::io::Result<()> {
+    tcp.shutdown().await?;
+    let mut rest = [0; 1024];
+    while tcp.read(&mut rest).await? > 0 {}
+    Ok(())
 }
 
 async fn plain(tcp: TcpStream, router: Router, connection: Connection, app: Arc<App>) {
@@ -222,11 +220,13 @@ async fn shake_hands(mut tcp: TcpStream, acceptor: TlsAcceptor, app: &App) -> Op
         hint(&mut tcp, &Error::invalid("no_tls_on_tls_port", message), app).await;
         return None;
     }
-    match acceptor.accept(Counted::new(tcp)).await {
+    match acceptor.accept(Counted::new(tcp)).into_fallible().await {
         Ok(tls) => Some(Socket::tls(tls, app.config.write_timeout())),
-        Err(error) => {
+        Err((error, mut tcp)) => {
             app.metrics.error(&Error::invalid("tls_handshake", error.to_string()));
             tracing::debug!(%error, "TLS handshake failed");
+            // The alert has been sent. A client whose certificate is refused has sent its request behind it already.
+            let _ = timeout(LINGER, read_out(&mut tcp)).await;
             None
         }
     }

@@ -19,6 +19,7 @@ mod zerobus;
 mod otlp;
 mod quic;
 mod tls;
+mod client_certs;
 mod limits;
 mod trickle;
 mod websocket;

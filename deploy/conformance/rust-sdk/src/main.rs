@@ -1,5 +1,6 @@
 //! A producer that does what it reads, by Databricks's Rust client: a line of standard input is a command, and each is
-//! answered by one line, `ok …` or `error …`. `zerobus_rust_sdk.py` gives the commands, and kills gateways in between.
+//! answered by one line, `ok …` or `error …`. `zerobus_rust_sdk.py` gives the commands, and kills gateways in between;
+//! `zerobus_rust_rate.py` asks how fast it is.
 //!
 //! *Owns*: the commands.
 //! *Does not own*: what has to come of them.
@@ -8,6 +9,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use arrow_array::{Int64Array, RecordBatch};
@@ -182,6 +184,7 @@ impl Producer {
                 self.last = Some(self.send(from.parse()?..to.parse()?, true).await?);
                 return self.place();
             }
+            ["rate", records, bytes] => return self.rate(records.parse()?, bytes.parse()?).await,
             ["wait"] => self.wait().await?,
             ["flush"] => self.flush().await?,
             ["close"] => self.close().await?,
@@ -235,6 +238,26 @@ impl Producer {
             _ => bail!("the last request was on another stream"),
         }
         Ok(())
+    }
+
+    /// Sends records of JSON one by one, as fast as they are taken, until the last is acked: how long that took, in seconds.
+    async fn rate(&mut self, records: u64, bytes: usize) -> Result<String> {
+        let mut stream = self.builder().json().build().await?;
+        let record = |number: u64| {
+            let empty = format!("{{\"id\":{number},\"text\":\"\"}}").len();
+            JsonString(format!("{{\"id\":{number},\"text\":\"{}\"}}", "x".repeat(bytes.saturating_sub(empty))))
+        };
+        // The table and the stream are there before the clock starts.
+        let first = stream.ingest_record_offset(record(0)).await?;
+        stream.wait_for_offset(first).await?;
+        let began = Instant::now();
+        for number in 0..records {
+            stream.ingest_record_offset(record(number)).await?;
+        }
+        stream.flush().await?;
+        let took = began.elapsed().as_secs_f64();
+        stream.close().await?;
+        Ok(took.to_string())
     }
 
     async fn flush(&self) -> Result<()> {

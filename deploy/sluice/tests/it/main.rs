@@ -9,6 +9,7 @@
 #![allow(clippy::panic, reason = "a helper that panics fails its test")]
 
 mod cli;
+mod check;
 mod server;
 mod wire;
 mod ledger;
@@ -27,3 +28,4 @@ mod quic;
 mod tokens;
 mod tls;
 mod process;
+mod signals;

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use sluice_gateway::make_self_signed;
 use sluice_loadtest::cluster::Process;
 use tempfile::TempDir;
@@ -19,10 +20,13 @@ struct Up {
 
 impl Up {
     fn start() -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
+        Self::with(&[], tempfile::tempdir().expect("a directory"))
+    }
+
+    fn with(env: &[(&str, &str)], dir: TempDir) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
         command.args(["up", "--listen", "off", "--tls-listen", "127.0.0.1:0", "--data"]);
-        command.arg(dir.path().join("data"));
+        command.arg(dir.path().join("data")).envs(env.iter().copied());
         let (process, line) = Process::start("sluice", command, "wss://", dir.path()).expect("starts");
         let address = line.split_once("wss://").and_then(|(_, rest)| rest.split(' ').next());
         // The certificate is made out to the name as well.
@@ -61,6 +65,55 @@ fn a_file_goes_in_over_tls_and_again_by_name_adds_nothing() {
     let (status, said) = up.run(&["tables", "--url", &up.url]);
     assert_eq!(status, Some(2), "{said}");
     assert!(said.contains("certificate"), "{said}");
+    up.process.terminate().expect("drains");
+}
+
+#[test]
+fn who_has_a_certificate_of_the_authority_is_let_in_over_tls_and_quic() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let written = |name: &str, text: String| {
+        let file = dir.path().join(name);
+        fs::write(&file, text).expect("written");
+        file.display().to_string()
+    };
+    let mut params = CertificateParams::new(Vec::new()).expect("valid");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority =
+        CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("signed");
+    let key = KeyPair::generate().expect("a key");
+    let cert = CertificateParams::new(vec!["plant-7".to_owned()]).expect("valid").signed_by(&key, &authority);
+    let ca = written("clients.crt", authority.pem());
+    let (cert, key) =
+        (written("own.crt", cert.expect("signed").pem()), written("own.key", key.serialize_pem()));
+    let stranger = make_self_signed(&dir.path().join("stranger"), "").expect("made");
+    let stranger = [stranger.0, stranger.1].map(|file| file.display().to_string());
+    let file = written("readings.ndjson", "{\"id\":1}\n{\"id\":2}\n".to_owned());
+    let quic = ("SLUICE_GATEWAY__QUIC_LISTEN", "127.0.0.1:0");
+    let up = Up::with(&[("SLUICE_GATEWAY__TLS_CLIENT_CA", &ca), quic], dir);
+    let certificate = up.certificate().display().to_string();
+    let told = fs::read_to_string(up.dir.path().join("sluice.log")).expect("a log");
+    let port = told
+        .split_once("gateway listens for QUIC address=127.0.0.1:")
+        .and_then(|(_, rest)| rest.split('\n').next());
+    let quic = format!("quic://localhost:{}", port.expect("a port").trim());
+    for url in [&up.url, &quic] {
+        let args = ["send", "t", &file, "--quiet", "--url", url, "--ca", &certificate];
+        let with = |cert: &str, key: &str| up.run(&[&args[..], &["--cert", cert, "--key", key]].concat());
+        let (status, said) = with(&cert, &key);
+        assert_eq!(status, Some(0), "{url}: {said}");
+        assert!(said.contains("2 in the table"), "{url}: {said}");
+        let (status, said) = up.run(&args);
+        assert_eq!(status, Some(2), "{url}: {said}");
+        assert!(said.contains("asks for a client certificate"), "{url}: {said}");
+        let (status, said) = with(&stranger[0], &stranger[1]);
+        assert_eq!(status, Some(2), "{url}: {said}");
+        assert!(said.contains("does not take our client certificate"), "{url}: {said}");
+        let (status, said) = with(&cert, &stranger[1]);
+        assert_eq!(status, Some(2), "{url}: {said}");
+        assert!(said.contains("quic.key: with its certificate"), "{url}: {said}");
+    }
+    let args = ["tables", "--url", &up.url, "--ca", &certificate, "--cert", &cert, "--key", &key];
+    assert_eq!(up.run(&args), (Some(0), "main.default.t\n".to_owned()));
     up.process.terminate().expect("drains");
 }
 
