@@ -152,7 +152,7 @@ impl<'a> Choice<'a> {
             return Err(NoPlace::Empty);
         }
         let pods = usable.len() as f64;
-        let reported_mean = usable.iter().map(|pod| pod.load.fraction).sum::<f64>() / pods;
+        let reported_mean = usable.iter().map(|pod| pod.load.fraction()).sum::<f64>() / pods;
         let rank = |pod: &'a PodView| {
             let reported = decayed(pod, reported_mean);
             let load = reported + f64::from(view.gateways.max(1)) * pod.placed;
@@ -211,7 +211,8 @@ fn usable<'a>(view: &'a PoolView, table: &TableName, tried: &[PodId]) -> Vec<&'a
 fn decayed(pod: &PodView, mean: f64) -> f64 {
     let span = (REPORT_DEAD - REPORT_FRESH).as_secs_f64();
     let staleness = (pod.load.age.saturating_sub(REPORT_FRESH).as_secs_f64() / span).min(1.0);
-    pod.load.fraction + (mean - pod.load.fraction) * staleness
+    let reported = pod.load.fraction();
+    reported + (mean - reported) * staleness
 }
 
 /// On how many pods the table stands.
@@ -255,7 +256,7 @@ mod tests {
     }
 
     fn loaded(number: usize, fraction: f64) -> PodView {
-        PodView { load: LoadReport { fraction, ..LoadReport::default() }, ..pod(number) }
+        PodView { load: LoadReport { ingress: fraction, ..LoadReport::default() }, ..pod(number) }
     }
 
     fn table() -> TableName {
@@ -324,7 +325,7 @@ mod tests {
         let hints = StreamHints { last_pod: Some(&last), ..StreamHints::default() };
         let placement = place(&view, &table(), &hints, &mut rng()).expect("there are pods");
         assert_eq!((&placement.pod, placement.rule), (&last, Rule::Sticky));
-        view.update(&last, |pod| pod.load.fraction = 0.95);
+        view.update(&last, |pod| pod.load.ingress = 0.95);
         let placement = place(&view, &table(), &hints, &mut rng()).expect("there are pods");
         assert_ne!(placement.pod, last);
     }
@@ -383,7 +384,11 @@ mod tests {
         (phase, 0.0..1.0_f64, 0_u64..30, 0.0..0.5_f64, any::<bool>()).prop_map(
             move |(phase, fraction, age, placed, aside)| PodView {
                 phase,
-                load: LoadReport { fraction, age: Duration::from_secs(age), ..LoadReport::default() },
+                load: LoadReport {
+                    ingress: fraction,
+                    age: Duration::from_secs(age),
+                    ..LoadReport::default()
+                },
                 placed,
                 aside,
                 ..pod(number)

@@ -3,7 +3,7 @@
 //! What is sent is noted as it is sent (`history`), what a table holds is read back by a reader that shares no code
 //! with its writer (`table`), and one judge (`auditor`) compares the two, version by version.
 //!
-//! *Owns*: workloads, the judge, running the service's processes and killing them, figures beside limits.
+//! *Owns*: workloads, the judge, running the service's processes and killing them, figures beside limits, plots.
 //! *Does not own*: anything of the service.
 
 pub mod workload;
@@ -17,3 +17,4 @@ pub mod producer;
 pub mod edges;
 pub mod bench;
 pub mod report;
+pub mod plot;

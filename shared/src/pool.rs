@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use consistent_hash_ring::{Ring, RingBuilder};
+use serde::{Deserialize, Serialize};
 
 use crate::ids::{PodId, TableName};
 use crate::lifecycle::Phase;
@@ -18,27 +19,80 @@ use crate::link::PodAddress;
 /// Points of each pod on the ring. The crate's default of 10 spreads tables badly; beyond some hundreds only
 /// the cost of building grows.
 const VIRTUAL_NODES: usize = 256;
+/// Tables that a load report names.
+pub const TABLES_REPORTED_MAX: usize = 64;
 /// What a pod is taken to carry until it says so itself.
 pub const CAPACITY_BYTES_PER_S: f64 = 200e6;
 
-/// What a pod says about its load.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What a pod says about its load: four budget fractions, 0 idle and 1 full, and what they come from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LoadReport {
-    /// The largest of its budget fractions: 0 idle, 1 full.
-    pub fraction: f64,
-    /// Since the report was made.
-    pub age: Duration,
-    /// What the pod can carry.
+    /// Rises with each report of one life of the pod.
+    pub sequence: u64,
+    /// Of the bytes that are accepted and not yet durable, or of what the pod can take in a second, whichever is more.
+    pub ingress: f64,
+    /// Of its processor time.
+    pub cpu: f64,
+    /// Of the time in which its log is busy with a flush.
+    pub log: f64,
+    /// Of the memory for durable batches, or of its log's space, whichever is more.
+    pub memory: f64,
+    /// What the pod can carry, as it has measured itself.
     pub capacity_bytes_per_s: f64,
+    /// What it takes now.
+    pub bytes_per_s: f64,
+    /// Streams that are open.
+    pub streams: u32,
+    /// Age of the oldest durable record that is not committed.
+    pub lag_ms: u64,
+    /// Opens that it has refused, since its start.
+    pub refused: u64,
+    /// Its busiest tables, at most `TABLES_REPORTED_MAX`.
+    pub tables: Vec<TableLoad>,
+    /// Since the report was made. The receiver's: it is not sent.
+    #[serde(skip)]
+    pub age: Duration,
+}
+
+/// One table's traffic on one pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TableLoad {
+    /// The table.
+    pub table: TableName,
+    /// Bytes that its streams send.
+    pub bytes_per_s: f64,
+    /// How many those are.
+    pub streams: u32,
+}
+
+impl LoadReport {
+    /// The load of the pod: the largest of its fractions.
+    pub fn fraction(&self) -> f64 {
+        self.ingress.max(self.cpu).max(self.log).max(self.memory)
+    }
 }
 
 impl Default for LoadReport {
     fn default() -> Self {
-        Self { fraction: 0.0, age: Duration::ZERO, capacity_bytes_per_s: CAPACITY_BYTES_PER_S }
+        Self {
+            sequence: 0,
+            ingress: 0.0,
+            cpu: 0.0,
+            log: 0.0,
+            memory: 0.0,
+            capacity_bytes_per_s: CAPACITY_BYTES_PER_S,
+            bytes_per_s: 0.0,
+            streams: 0,
+            lag_ms: 0,
+            refused: 0,
+            tables: Vec::new(),
+            age: Duration::ZERO,
+        }
     }
 }
 
-/// One pod as a gateway sees it.
+/// One pod as a gateway, or another pod, sees it.
 #[derive(Debug, Clone)]
 pub struct PodView {
     /// Its name.
@@ -47,6 +101,10 @@ pub struct PodView {
     pub address: PodAddress,
     /// Where it is in its life: only active pods take streams.
     pub phase: Phase,
+    /// Where it stands, such as an availability zone; None where that is not said.
+    pub zone: Option<String>,
+    /// For how long it has been active.
+    pub active_for: Duration,
     /// What it last said about its load.
     pub load: LoadReport,
     /// What this gateway has placed on it since that report, as a fraction of its capacity.
@@ -58,7 +116,16 @@ pub struct PodView {
 impl PodView {
     /// An active pod of which nothing else is known.
     pub fn active(id: PodId, address: PodAddress) -> Self {
-        Self { id, address, phase: Phase::Active, load: LoadReport::default(), placed: 0.0, aside: false }
+        Self {
+            id,
+            address,
+            phase: Phase::Active,
+            zone: None,
+            active_for: Duration::MAX,
+            load: LoadReport::default(),
+            placed: 0.0,
+            aside: false,
+        }
     }
 }
 
@@ -82,6 +149,8 @@ pub struct PoolView {
     ring: Arc<TableRing>,
     /// Gateways that place on the same pods.
     pub gateways: u32,
+    /// Where the viewer stands.
+    pub zone: Option<String>,
     /// Traffic of the tables that are known to have any.
     pub tables: HashMap<TableName, TableRate>,
 }
@@ -98,7 +167,7 @@ impl PoolView {
         }
         let active = sorted.iter().filter(|pod| pod.phase == Phase::Active).map(|pod| pod.id.clone());
         let ring = Arc::new(TableRing::new(active));
-        Self { pods: sorted, ring, gateways: 1, tables: HashMap::new() }
+        Self { pods: sorted, ring, gateways: 1, zone: None, tables: HashMap::new() }
     }
 
     /// All pods, by id.
