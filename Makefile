@@ -10,7 +10,7 @@ RUST_SDK := deploy/conformance/rust-sdk
 FLIGHTS := target/flights/flights.parquet
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench quickstart-test conformance conformance-short clean
+.PHONY: run test lint bench sim-policy quickstart-test conformance conformance-short clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -63,6 +63,11 @@ lint:
 bench:
 	cargo build --release --workspace --bins
 	target/release/loadtest bench
+
+# Days of a pool that scales itself, beside an oracle; the plots go into target/sim.
+sim-policy:
+	cargo build --release --workspace --bins
+	target/release/loadtest sim policy --plots target/sim
 
 $(READY): deploy/quickstart/requirements.txt
 	python3 -m venv $(VENV)

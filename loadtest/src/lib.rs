@@ -18,3 +18,4 @@ pub mod edges;
 pub mod bench;
 pub mod report;
 pub mod plot;
+pub mod sim;

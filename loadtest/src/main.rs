@@ -14,6 +14,7 @@ use sluice_loadtest::bench::Figures;
 use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
+use sluice_loadtest::sim::scaling;
 use sluice_loadtest::{bench, crash, edges, table};
 
 /// Load, faults and figures for Sluice, on real processes.
@@ -53,10 +54,29 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+    /// Simulates what cannot be run here, with the service's own code. Ends with status 1 where a bound is missed.
+    #[command(subcommand)]
+    Sim(Sim),
     /// Reads every version of a Delta table and shows what each holds.
     Verify {
         /// The table's directory.
         table: PathBuf,
+    },
+}
+
+#[derive(Subcommand)]
+enum Sim {
+    /// Days of a pool that scales itself: by what it sees, with forecasts, and by an oracle.
+    Policy {
+        /// The same seed gives the same days.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Days that the autoscaler has seen before.
+        #[arg(long, default_value_t = 1)]
+        days_before: u64,
+        /// Draw each day into this directory, as policy-….svg.
+        #[arg(long, value_name = "DIR")]
+        plots: Option<PathBuf>,
     },
 }
 
@@ -128,6 +148,9 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Bare(options) => bare::run(options).await.map(|()| ExitCode::SUCCESS),
         Command::NullZerobus { listen } => zerobus::serve(listen).await.map(|()| ExitCode::SUCCESS),
         Command::Crash { seed, dir } => run_crash(sluice()?, seed, dir).await,
+        Command::Sim(Sim::Policy { seed, days_before, plots }) => {
+            sim_policy(seed, days_before, plots.as_deref())
+        }
         Command::Verify { table } => verify(&table),
     }
 }
@@ -191,6 +214,20 @@ async fn run_crash(sluice: PathBuf, seed: Option<u64>, dir: Option<PathBuf>) -> 
     println!("{verdict}");
     let is_good = verdict.is_clean() && rejected == bad && *reconnects == 0;
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn sim_policy(seed: u64, days_before: u64, plots: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let options = scaling::Options { seed, days_before, ..scaling::Options::default() };
+    let report = scaling::run(&options, &|what| eprintln!("sim: {what}"));
+    println!("{report}");
+    if let Some(dir) = plots {
+        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        for day in &report.days {
+            let path = dir.join(format!("policy-{}.svg", day.event.name()));
+            std::fs::write(&path, day.to_svg()?).with_context(|| path.display().to_string())?;
+        }
+    }
+    Ok(if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn verify(root: &Path) -> anyhow::Result<ExitCode> {

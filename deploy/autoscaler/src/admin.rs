@@ -116,23 +116,24 @@ struct FailureBody {
 /// The admin APIs of some gateways; any of them will do.
 pub struct Admin {
     servers: Vec<Server>,
+    secret: Option<String>,
     /// The one that answered last is asked first: another one may see the pool a moment earlier or later.
     good: usize,
 }
 
 impl Admin {
-    /// `urls` are `http://HOST:PORT`, at least one.
+    /// `urls` are `http://HOST:PORT`, at least one; `secret` is the admin APIs', where they have one.
     ///
     /// # Errors
     /// One is no address, or there is none.
-    pub fn new(urls: &[String]) -> Result<Self, HttpError> {
+    pub fn new(urls: &[String], secret: Option<String>) -> Result<Self, HttpError> {
         let servers: Result<Vec<Server>, HttpError> =
             urls.iter().map(|url| Server::new(url, RootCertStore::empty())).collect();
         let servers = servers?;
         if servers.is_empty() {
             Err(HttpError::Address(String::new()))
         } else {
-            Ok(Self { servers, good: 0 })
+            Ok(Self { servers, secret, good: 0 })
         }
     }
 
@@ -167,7 +168,8 @@ impl Admin {
         for n in 0..self.servers.len() {
             let index = (self.good + n) % self.servers.len();
             let server = &self.servers[index];
-            match server.ask(Ask::new(method.clone(), path)).await {
+            let ask = Ask { bearer: self.secret.clone(), ..Ask::new(method.clone(), path) };
+            match server.ask(ask).await {
                 // A gateway that is ending answers so: the next one may know better.
                 Ok(answer) if answer.status >= 500 => {
                     failure = Some(refused(server.url(), &method, path, &answer))

@@ -18,8 +18,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tonic::transport::server::TcpIncoming;
 
 use crate::admin::{Admin, Pool};
-use crate::config::AutoscalerConfig;
-use crate::driver::{Action, Driver};
+use crate::config::{AutoscalerConfig, DriverKind};
+use crate::driver::kubernetes::StatefulSet;
+use crate::driver::process::ProcessPods;
+use crate::driver::{Action, Advisor, Driver, DriverError};
 use crate::http::HttpError;
 use crate::keda::Scaler;
 use crate::metrics::{Failed, Metrics};
@@ -38,6 +40,17 @@ pub enum StartError {
     /// A gateway's address is none.
     #[error("autoscaler.gateways: {0}")]
     Gateways(#[from] HttpError),
+    /// The driver lacks something.
+    #[error("autoscaler.driver: {0}")]
+    Driver(#[from] DriverError),
+    /// The admin APIs' secret cannot be read.
+    #[error("cannot read autoscaler.admin_secret_file {path}: {source}")]
+    Secret {
+        /// Which file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The address cannot be had.
     #[error("cannot listen on {listen:?} ({key}): {source}")]
     Listen {
@@ -79,12 +92,24 @@ pub struct Autoscaler {
 }
 
 impl Autoscaler {
+    /// With the driver that the configuration names.
+    ///
+    /// # Errors
+    /// As `start`, and what the driver lacks.
+    pub async fn start_configured(config: &AutoscalerConfig) -> Result<Self, StartError> {
+        match config.driver {
+            DriverKind::Process => Self::start(config, ProcessPods::new(config.template())?).await,
+            DriverKind::Kubernetes => Self::start(config, StatefulSet::new(config.target())?).await,
+            DriverKind::None => Self::start(config, Advisor).await,
+        }
+    }
+
     /// Listens, then looks at the pool until it is told to drain.
     ///
     /// # Errors
     /// An address cannot be had, or is none.
     pub async fn start(config: &AutoscalerConfig, driver: impl Driver + 'static) -> Result<Self, StartError> {
-        let admin = Admin::new(&config.gateways)?;
+        let admin = Admin::new(&config.gateways, secret(config)?)?;
         let listener = bind(&config.listen, "autoscaler.listen").await?;
         let keda = bind(&config.keda_listen, "autoscaler.keda_listen").await?;
         let address_of =
@@ -257,11 +282,17 @@ impl<D: Driver> AutoscalerTask<D> {
         tracing::info!(%action, "driver");
     }
 
-    fn driver_failed(&self, error: &crate::driver::DriverError) {
+    fn driver_failed(&self, error: &DriverError) {
         self.metrics.error(Failed::Driver, 1);
         tracing::warn!(%error, "the driver cannot come nearer to the number of pods; it tries again");
         self.tell.send_modify(|known| known.looked = Some(Instant::now()));
     }
+}
+
+fn secret(config: &AutoscalerConfig) -> Result<Option<String>, StartError> {
+    let Some(path) = &config.admin_secret_file else { return Ok(None) };
+    let unread = |source| StartError::Secret { path: path.display().to_string(), source };
+    Ok(Some(std::fs::read_to_string(path).map_err(unread)?.trim().to_owned()))
 }
 
 async fn bind(listen: &str, key: &'static str) -> Result<Option<TcpListener>, StartError> {

@@ -3,12 +3,18 @@
 //! *Owns*: the `[autoscaler]` section and its validation. *Does not own*: where it comes from (`shared::config`).
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Deserialize;
 use sluice_shared::config::ConfigError;
 
+use crate::driver::kubernetes::Target;
+use crate::driver::process::Template;
 use crate::policy::Policy;
+
+/// A pod of a StatefulSet that is being restarted is seen drained for less: what has gone is shown for a minute.
+const DRAINED_FOR_GOOD: Duration = Duration::from_secs(120);
 
 /// Who starts pods and ends them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -22,6 +28,22 @@ pub enum DriverKind {
     None,
 }
 
+impl FromStr for DriverKind {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "process" => Ok(Self::Process),
+            "kubernetes" => Ok(Self::Kubernetes),
+            "none" => Ok(Self::None),
+            _ => {
+                let message = format!("no driver {text:?}: there are process, kubernetes and none");
+                Err(ConfigError::Relation(message))
+            }
+        }
+    }
+}
+
 /// The `[autoscaler]` section.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -32,6 +54,8 @@ pub struct AutoscalerConfig {
     pub keda_listen: String,
     /// Admin APIs of gateways, as `http://host:port`; any one of them is asked.
     pub gateways: Vec<String>,
+    /// File of the admin APIs' secret (`gateway.admin_secret_sha256` is its hash), where they have one.
+    pub admin_secret_file: Option<PathBuf>,
     /// Who starts pods and ends them.
     pub driver: DriverKind,
     /// Never fewer pods.
@@ -48,7 +72,8 @@ pub struct AutoscalerConfig {
     pub quiet_s: u64,
     /// How long a drain may take.
     pub drain_deadline_s: u64,
-    /// For driver `process`: the program and the arguments of a pod, with `{n}`, `{id}`, `{port}` and `{gossip_port}`.
+    /// For driver `process`: the program and the arguments of a pod, with `{n}`, `{id}`, `{port}` and `{gossip_port}`; empty
+    /// is `sluice pod` with those.
     pub command: Vec<String>,
     /// For driver `process`: where the pods' logs are, as `pod-1` and so on below it.
     pub pods_dir: PathBuf,
@@ -71,6 +96,7 @@ impl Default for AutoscalerConfig {
         Self {
             listen: "127.0.0.1:7074".to_owned(),
             keda_listen: "off".to_owned(),
+            admin_secret_file: None,
             gateways: vec!["http://127.0.0.1:7073".to_owned()],
             driver: DriverKind::Process,
             min: 1,
@@ -112,6 +138,30 @@ impl AutoscalerConfig {
             start: Duration::from_secs(self.start_s),
             quiet: Duration::from_secs(self.quiet_s),
             ..Policy::default()
+        }
+    }
+
+    /// What children are started with.
+    pub fn template(&self) -> Template {
+        Template {
+            command: self.command.clone(),
+            environment: Vec::new(),
+            pods_dir: self.pods_dir.clone(),
+            port_base: self.port_base,
+            gossip_port_base: self.gossip_port_base,
+            drain_deadline: self.drain_deadline(),
+        }
+    }
+
+    /// The StatefulSet.
+    pub fn target(&self) -> Target {
+        Target {
+            api: self.api.clone(),
+            account_dir: self.account_dir.clone(),
+            namespace: Some(self.namespace.clone()).filter(|namespace| !namespace.is_empty()),
+            stateful_set: self.stateful_set.clone(),
+            drain_deadline: self.drain_deadline(),
+            drained_for_good: DRAINED_FOR_GOOD,
         }
     }
 

@@ -16,8 +16,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// A whole exchange; a decision each second has to go on when one gateway hangs.
-const TIMEOUT: Duration = Duration::from_secs(3);
+/// A whole exchange that only reads; a decision each second has to go on when one gateway hangs.
+const READ_TIMEOUT: Duration = Duration::from_secs(3);
+/// One that asks for something: a gateway waits 5 s for a pod.
+const WISH_TIMEOUT: Duration = Duration::from_secs(8);
 /// Largest answer: a pool of a thousand pods, each with its busiest tables.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
 
@@ -44,10 +46,12 @@ pub enum HttpError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// It takes too long.
-    #[error("{url} did not answer within {} s", TIMEOUT.as_secs())]
+    #[error("{url} did not answer within {} s", .after.as_secs())]
     Late {
         /// Who was asked.
         url: String,
+        /// How long was waited.
+        after: Duration,
     },
 }
 
@@ -122,8 +126,9 @@ impl Server {
 
     /// Asks, and waits for the whole answer.
     pub(crate) async fn ask(&self, ask: Ask<'_>) -> Result<Answer, HttpError> {
-        let late = |_| HttpError::Late { url: self.url.clone() };
-        tokio::time::timeout(TIMEOUT, self.exchange(ask)).await.map_err(late)?
+        let after = if ask.method == Method::GET { READ_TIMEOUT } else { WISH_TIMEOUT };
+        let late = |_| HttpError::Late { url: self.url.clone(), after };
+        tokio::time::timeout(after, self.exchange(ask)).await.map_err(late)?
     }
 
     async fn exchange(&self, ask: Ask<'_>) -> Result<Answer, HttpError> {

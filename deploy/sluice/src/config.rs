@@ -1,12 +1,13 @@
 //! The program's configuration: one file with a section for each part.
 //!
 //! *Owns*: the sections, and where `sluice up` keeps things below its data directory.
-//! *Does not own*: the keys of a section (`GatewayConfig`, `PodConfig`).
+//! *Does not own*: the keys of a section (`GatewayConfig`, `PodConfig`, `AutoscalerConfig`).
 
 use std::path::Path;
 
 use anyhow::Context;
 use serde::Deserialize;
+use sluice_autoscaler::AutoscalerConfig;
 use sluice_gateway::GatewayConfig;
 use sluice_pod::config::PodConfig;
 use sluice_shared::config::{self, Loaded};
@@ -20,6 +21,8 @@ pub(crate) struct Config {
     pub(crate) gateway: GatewayConfig,
     /// The pod; in `sluice up`, what its pods have in common.
     pub(crate) pod: PodConfig,
+    /// The autoscaler.
+    pub(crate) autoscaler: AutoscalerConfig,
     /// The log lines.
     pub(crate) log: LogConfig,
 }
@@ -44,7 +47,7 @@ impl Default for LogConfig {
 }
 
 /// The sections that there are.
-const SECTIONS: [&str; 3] = ["gateway", "pod", "log"];
+const SECTIONS: [&str; 4] = ["gateway", "pod", "autoscaler", "log"];
 
 impl Config {
     /// Reads the file and the environment, and sets up the log.

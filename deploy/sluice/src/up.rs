@@ -303,7 +303,7 @@ fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
 
 /// Waits for SIGINT or SIGTERM, then drains. A second signal ends the process at once: what is durable is then
 /// committed at the next start.
-async fn run_until_signal(drain: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run_until_signal(drain: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
     // It means what it says on a terminal alone: elsewhere it asks to read files again, and ends nobody.
     let _hangups = Hangups::new();
     terminated().await.context("cannot wait for signals")?;

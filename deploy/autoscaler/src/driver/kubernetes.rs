@@ -138,7 +138,7 @@ impl StatefulSet {
             403 => {
                 "the service account may not: grant it get and patch on statefulsets/scale of apps in this namespace"
             }
-            404 => "there is no such StatefulSet: see autoscaler.kubernetes.stateful_set and its namespace",
+            404 => "there is no such StatefulSet: see autoscaler.stateful_set and autoscaler.namespace",
             409 => "somebody else changed it at the same time: read again and tried again at the next look",
             422 => "it takes no such number",
             429 => "the API is overloaded: tried again at the next look",

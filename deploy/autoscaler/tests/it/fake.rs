@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::Router;
 use axum::extract::{Path as UrlPath, RawQuery, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
@@ -43,6 +43,8 @@ pub(crate) struct FakePool {
     pub(crate) asked: Vec<String>,
     /// Children below this directory are the pods, and share this demand.
     pub(crate) children: Option<(PathBuf, f64)>,
+    /// What callers have to know.
+    pub(crate) secret: Option<&'static str>,
     /// Every request is answered so.
     pub(crate) broken: Option<StatusCode>,
 }
@@ -113,8 +115,12 @@ fn refuse(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(error)).into_response()
 }
 
-async fn pods(State(shared): State<Shared>) -> Response {
+async fn pods(State(shared): State<Shared>, headers: HeaderMap) -> Response {
     let mut pool = shared.lock().expect("lock");
+    let said = headers.get("authorization").and_then(|value| value.to_str().ok());
+    if pool.secret.is_some_and(|secret| said != Some(&format!("Bearer {secret}"))) {
+        return refuse(StatusCode::UNAUTHORIZED, "admin_secret", "the admin API needs its secret");
+    }
     if let Some(status) = pool.broken {
         return refuse(status, "draining", "this gateway is going away");
     }

@@ -168,7 +168,7 @@ impl Bed {
     async fn new(replicas: u32) -> Self {
         let (api, fake) = (ApiServer::start(replicas).await, Fake::start().await);
         (0..replicas).for_each(|n| fake.set(&format!("sluice-pod-{n}"), FakePod::active(0.1)));
-        let admin = Admin::new(&[fake.url()]).expect("an address");
+        let admin = Admin::new(&[fake.url()], None).expect("an address");
         let driver = api.driver();
         Self { api, fake, admin, driver }
     }
@@ -246,7 +246,7 @@ async fn refusals_say_what_to_do() {
         (403, "Forbidden", "grant it get and patch on statefulsets/scale"),
         (409, "Conflict", "somebody else changed it"),
         (401, "Unauthorized", "token is not taken"),
-        (404, "NotFound", "autoscaler.kubernetes.stateful_set"),
+        (404, "NotFound", "autoscaler.stateful_set"),
         (500, "InternalError", "tried again"),
     ] {
         let mut bed = Bed::new(1).await;

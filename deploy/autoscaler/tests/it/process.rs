@@ -42,7 +42,7 @@ impl Bed {
         let dir = tempfile::tempdir().expect("a directory");
         let fake = Fake::start().await;
         fake.pool.lock().expect("lock").children = Some((dir.path().to_owned(), 0.5));
-        let admin = Admin::new(&[fake.url()]).expect("an address");
+        let admin = Admin::new(&[fake.url()], None).expect("an address");
         let driver = ProcessPods::new(template(dir.path())).expect("a driver");
         Self { dir, fake, admin, driver, actions: Vec::new() }
     }
@@ -156,7 +156,7 @@ async fn logs_that_were_not_drained_are_started_whatever_the_number() {
     let mut driver = ProcessPods::new(template(dir.path())).expect("a driver");
     assert_eq!(driver.replicas(&Pool::default()).await.expect("known"), 1);
     let fake = Fake::start().await;
-    let mut admin = Admin::new(&[fake.url()]).expect("an address");
+    let mut admin = Admin::new(&[fake.url()], None).expect("an address");
     let actions = driver.step(1, &Pool::default(), &mut admin).await.expect("a step");
     assert_eq!(actions, [Action::Started("pod-4".to_owned())]);
     driver.end().await;
