@@ -33,7 +33,7 @@ const OVER_S_MAX: u64 = 90;
 const TURNS_MAX: usize = 2;
 /// Where the pool is above its aim for longer than this without forecasts, they halve the time at least.
 const TIGHT_S: u64 = 300;
-/// Pod hours beside the oracle's.
+/// Pod hours of a whole day beside the oracle's.
 const COST_MAX: f64 = 1.25;
 
 /// What happens on the day.
@@ -200,11 +200,11 @@ fn run_day(options: &Options, event: Event) -> Day {
     };
     let mut day =
         Day { event, ways: vec![reactive, predictive, known], demand: minutes(&demand), missed: Vec::new() };
-    day.missed = misses(&day);
+    day.missed = misses(&day, options.hours == (0..24));
     day
 }
 
-fn misses(day: &Day) -> Vec<String> {
+fn misses(day: &Day, is_whole: bool) -> Vec<String> {
     let [reactive, predictive, oracle] = &day.ways[..] else { return Vec::new() };
     let mut missed = Vec::new();
     let mut check = |is_kept: bool, what: String| {
@@ -463,9 +463,11 @@ mod tests {
         let mut report = short(Event::Whale, 8..9);
         report.days[0].ways[1].over_s = OVER_S_MAX + 1;
         report.days[0].ways[0].turns = 3;
-        let missed = misses(&report.days[0]);
+        report.days[0].ways[1].pod_hours = 1.3 * report.days[0].ways[2].pod_hours;
+        let missed = misses(&report.days[0], true);
         assert!(missed.iter().any(|one| one.contains("predictive is above the bound")), "{missed:?}");
         assert!(missed.iter().any(|one| one.contains("changes direction 3 times")), "{missed:?}");
+        assert!(missed.iter().any(|one| one.contains("predictive takes 1.30 times")), "{missed:?}");
         report.days[0].missed = missed;
         assert!(!report.is_met() && report.to_string().contains("MISSED"));
     }

@@ -192,3 +192,35 @@ fn resident_bytes(pid: u32) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
     line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number of kB") << 10
 }
+
+#[tokio::test]
+async fn an_autoscaler_says_where_it_is_and_ends_well() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    // Nobody is there: that is no reason to end.
+    command.args(["autoscaler", "--driver", "none", "--listen", "127.0.0.1:0"]);
+    command.args(["--gateway", "http://127.0.0.1:1"]);
+    let (process, line) = Process::start("autoscaler", command, "/metrics", dir.path()).expect("starts");
+    let address =
+        line.split_once("http://").and_then(|(_, rest)| rest.split('/').next()).expect("an address");
+    until("an answer", async || is_healthy(address).await.then_some(())).await;
+    process.terminate().expect("ends");
+    let log = fs::read_to_string(dir.path().join("autoscaler.log")).expect("a log");
+    assert!(log.contains("cannot see the pool") && log.contains("reason=\"no_reports\""), "{log}");
+}
+
+#[test]
+fn an_autoscaler_that_cannot_work_says_why() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (flags, why) in [
+        (["--driver", "docker"], "there are process, kubernetes and none"),
+        (["--driver", "kubernetes"], "automountServiceAccountToken"),
+        (["--min", "0"], "autoscaler.min is 0"),
+        (["--gateway", "here"], "expected http://HOST:PORT"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        let ended = command.current_dir(dir.path()).arg("autoscaler").args(flags).output().expect("runs");
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.code() == Some(2) && said.contains(why), "{flags:?}: {said}");
+    }
+}
