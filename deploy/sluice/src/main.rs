@@ -6,6 +6,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic when nobody reads: use `print`")]
 
 mod auth;
+mod cluster;
 mod config;
 mod http;
 mod print;

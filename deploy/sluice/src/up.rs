@@ -10,31 +10,35 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use sluice_autoscaler::driver::process::DRAINED_MARK;
 use sluice_gateway::{AuthMode, Gateway, GatewayConfig, certificate_files, make_self_signed, make_token_key};
 use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::PodConfig;
 use sluice_shared::config::{ByteSize, Loaded};
 use sluice_shared::ids::PodId;
-use sluice_shared::lifecycle::{Hangups, terminated};
+use sluice_shared::lifecycle::{Hangups, OnPanic, TaskScope, terminated};
 use sluice_shared::link::{self, PodAddress};
+use sluice_shared::membership::Membership;
 use tokio::net::{TcpListener, UdpSocket};
 
+use crate::cluster::{self, ClusterArgs};
 use crate::config::Config;
 use crate::print;
+use crate::scale::{self, PodCount};
 
 /// How long producers have to finish when the gateway drains.
-const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
-/// Pods in one process: more bring nothing on one machine.
-const PODS_MAX: usize = 16;
+pub(crate) const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
+/// Pods on one machine: more bring nothing there.
+pub(crate) const PODS_MAX: usize = 16;
 /// Exit status after a second signal: what is durable is committed at the next start.
 const EXIT_HURRIED: u8 = 130;
 
 /// What `sluice up` can be told on the command line.
 #[derive(Args)]
 pub(crate) struct UpArgs {
-    /// How many pods.
-    #[arg(long, default_value_t = 1)]
-    pods: usize,
+    /// How many pods in this process; or from how many to how many processes of their own, such as 1..6, as the load asks for.
+    #[arg(long, default_value = "1", value_name = "N|MIN..MAX")]
+    pods: PodCount,
     /// Where the write-ahead logs, the tables and the certificate are kept.
     #[arg(long, value_name = "DIR", default_value = "data")]
     data: PathBuf,
@@ -61,6 +65,8 @@ pub(crate) struct GatewayArgs {
     /// Where producers connect over TLS [default: off]; needs gateway.tls_cert and gateway.tls_key.
     #[arg(long, value_name = "HOST:PORT")]
     tls_listen: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// A pod, as `id=host:port`. May be given more than once.
     #[arg(long = "pod", value_name = "ID=HOST:PORT")]
     pods: Vec<String>,
@@ -78,6 +84,8 @@ pub(crate) struct PodArgs {
     /// Where its write-ahead log and the tables are kept, laid out as by `sluice up`.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Another pod of the pool, as `id=host:port`. May be given more than once.
     #[arg(long = "peer", value_name = "ID=HOST:PORT")]
     peers: Vec<String>,
@@ -89,9 +97,25 @@ pub(crate) struct PodArgs {
     accept_loss: bool,
 }
 
-/// Runs everything in this process.
+/// Runs everything in this process, or everything but the pods.
 pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ExitCode> {
-    anyhow::ensure!((1..=PODS_MAX).contains(&args.pods), "--pods {}: expected 1 to {PODS_MAX}", args.pods);
+    let (count, data) = (args.pods, args.data.clone());
+    let config = prepare(file, args).await?;
+    let PodCount::Fixed(count) = count else { return scale::up(file, &data, config, count).await };
+    let (membership, pods) = start_pods(&data, &config.pod, count).await?;
+    let certificate = config.gateway.tls_cert.clone().unwrap_or_default();
+    let gateway = Gateway::start(config.gateway, membership).await?;
+    print::answer(format_args!("sluice is up: {count} pod(s) in this process"))?;
+    say_where(&gateway, &certificate, &data)?;
+    run_until_signal(async move {
+        gateway.drain(GATEWAY_DRAIN).await;
+        futures_util::future::join_all(pods.into_iter().map(Pod::drain)).await;
+    })
+    .await
+}
+
+/// The configuration, with what it names there: directories, certificate, key.
+async fn prepare(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Config> {
     let loaded = Config::load(file)?;
     refuse_unheeded(&loaded)?;
     let auto_create_by_file = loaded.sets("pod", "auto_create").then_some(loaded.config.pod.auto_create);
@@ -117,7 +141,9 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     config.pod.validate()?;
     check_gateway(&config.gateway).await?;
     make_data_dir(&args.data)?;
-    check_pods(&args.data, args.pods)?;
+    if let PodCount::Fixed(count) = args.pods {
+        check_pods(&args.data, count)?;
+    }
     let tls = config.gateway.tls_address();
     if makes_certificate && let Some(listen) = tls.or(config.gateway.quic_address()) {
         make_self_signed(&certificate_dir, listen.rsplit_once(':').map_or("", |(host, _)| host))?;
@@ -125,21 +151,29 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     if makes_key {
         make_token_key(&key_file)?;
     }
-    let listeners: Vec<_> = (1..=args.pods).map(|n| (pod_id(n), link::pipe())).collect();
+    Ok(config)
+}
+
+/// Starts pods in this process.
+async fn start_pods(data: &Path, shared: &PodConfig, count: usize) -> anyhow::Result<(Membership, Vec<Pod>)> {
+    let listeners: Vec<_> = (1..=count).map(|n| (pod_id(n), link::pipe())).collect();
     let addresses: Vec<(PodId, PodAddress)> = listeners
         .iter()
         .map(|(id, (dialer, _))| (id.clone(), PodAddress::InProcess(dialer.clone())))
         .collect();
+    let membership = Membership::fixed(addresses);
     let mut pods = Vec::new();
-    for (id, (_, listener)) in listeners {
-        let shared = config.pod.clone();
-        let memory_bytes = ByteSize(shared.memory_bytes.0 / args.pods as u64);
-        let pod = PodConfig { memory_bytes, ..below(&args.data, PodConfig { id, ..shared }) };
-        pods.push(Pod::start(pod, Listen::Pipe(listener), &addresses).await?);
+    for (id, (dialer, listener)) in listeners {
+        forget_drain(data, &id)?;
+        let memory_bytes = ByteSize(shared.memory_bytes.0 / count as u64);
+        let pod = PodConfig { memory_bytes, ..below(data, PodConfig { id, ..shared.clone() }) };
+        pods.push(Pod::start(pod, Listen::Pipe(listener, dialer), membership.clone()).await?);
     }
-    let certificate = config.gateway.tls_cert.clone().unwrap_or_default();
-    let gateway = Gateway::start(config.gateway, addresses).await?;
-    print::answer(format_args!("sluice is up: {} pod(s) in this process", pods.len()))?;
+    Ok((membership, pods))
+}
+
+/// Where everything is, and how it ends.
+pub(crate) fn say_where(gateway: &Gateway, certificate: &Path, data: &Path) -> anyhow::Result<()> {
     let certificate = certificate.display();
     if let Some(address) = gateway.plain_address() {
         print::answer(format_args!("  producers   ws://{address}/v1/tables/TABLE/stream"))?;
@@ -152,18 +186,18 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     }
     let scheme = if gateway.plain_address().is_some() { "http" } else { "https" };
     print::answer(format_args!("  tables      {scheme}://{}/v1/tables", gateway.address()))?;
-    print::answer(format_args!("  data        {}", args.data.display()))?;
-    print::answer("Ctrl-C drains: everything accepted is committed before the exit.")?;
-    run_until_signal(async move {
-        gateway.drain(GATEWAY_DRAIN).await;
-        futures_util::future::join_all(pods.into_iter().map(Pod::drain)).await;
-    })
-    .await
+    if let Some(address) = gateway.admin_address() {
+        print::answer(format_args!("  admin API   http://{address}/v1/pods"))?;
+    }
+    print::answer(format_args!("  data        {}", data.display()))?;
+    print::answer("Ctrl-C drains: everything accepted is committed before the exit.")
 }
 
 /// Runs a gateway alone.
 pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::Result<ExitCode> {
-    let mut config = Config::load(file)?.config.gateway;
+    let loaded = Config::load(file)?.config;
+    let (mut config, cluster) = (loaded.gateway, args.cluster.over(loaded.cluster));
+    cluster.validate()?;
     config.listen = args.listen.unwrap_or(config.listen);
     config.tls_listen = args.tls_listen.or(config.tls_listen);
     config.validate()?;
@@ -173,10 +207,12 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
         pods.push((entry.id.clone(), entry.address.parse()?));
     }
     anyhow::ensure!(
-        !pods.is_empty(),
-        "a gateway needs a pod: give --pod ID=HOST:PORT, or [[gateway.pods]] in the file"
+        !pods.is_empty() || cluster.gossip_listen.is_some(),
+        "a gateway needs pods: give --gossip-listen and --seed to find them, or --pod ID=HOST:PORT"
     );
-    let gateway = Gateway::start(config, pods).await?;
+    let scope = TaskScope::new(OnPanic::EndTask);
+    let membership = cluster::join(&cluster, &cluster::gateway_name(), pods, &scope).await?;
+    let gateway = Gateway::start(config, membership).await?;
     if let Some(address) = gateway.plain_address() {
         print::answer(format_args!("gateway listens on ws://{address}"))?;
     }
@@ -186,12 +222,17 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
     if let Some(address) = gateway.quic_address() {
         print::answer(format_args!("gateway listens on quic://{address}"))?;
     }
+    if let Some(address) = gateway.admin_address() {
+        print::answer(format_args!("  admin API   http://{address}/v1/pods"))?;
+    }
     run_until_signal(async move { gateway.drain(GATEWAY_DRAIN).await }).await
 }
 
 /// Runs a pod alone.
 pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<ExitCode> {
-    let mut config = Config::load(file)?.config.pod;
+    let loaded = Config::load(file)?.config;
+    let (mut config, cluster) = (loaded.pod, args.cluster.over(loaded.cluster));
+    cluster.validate()?;
     config.id = args.id.unwrap_or(config.id);
     config.listen = args.listen.unwrap_or(config.listen);
     config.auto_create = args.auto_create.unwrap_or(config.auto_create);
@@ -202,7 +243,10 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     config.validate()?;
     check_listen(&config.listen, "pod.listen").await?;
     args.data.as_deref().map_or(Ok(()), make_data_dir)?;
-    let pod = Pod::start(config, Listen::Tcp, &pod_addresses(&args.peers)?).await?;
+    let scope = TaskScope::new(OnPanic::EndTask);
+    let peers = pod_addresses(&args.peers)?;
+    let membership = cluster::join(&cluster, config.id.as_str(), peers, &scope).await?;
+    let pod = Pod::start(config, Listen::Tcp, membership).await?;
     if let Some(address) = pod.address() {
         print::answer(format_args!("pod {} listens on {address}", pod.id()))?;
     }
@@ -271,7 +315,9 @@ fn make_data_dir(dir: &Path) -> anyhow::Result<()> {
 
 /// A log without its pod keeps records that were acked out of their tables, and streams that it has wait for it.
 fn check_pods(data: &Path, pods: usize) -> anyhow::Result<()> {
-    let has_log = |number: &usize| data.join("pods").join(pod_id(*number).as_str()).is_dir();
+    let dir = |number: usize| data.join("pods").join(pod_id(number).as_str());
+    // One that was drained for good holds nothing.
+    let has_log = |number: &usize| dir(*number).is_dir() && !dir(*number).join(DRAINED_MARK).exists();
     match (pods + 1..=PODS_MAX).rev().find(has_log) {
         Some(most) => anyhow::bail!(
             "{} has the log of pod {}, which may hold records that are in no table yet: start it too, with --pods {most}",
@@ -279,6 +325,17 @@ fn check_pods(data: &Path, pods: usize) -> anyhow::Result<()> {
             pod_id(most)
         ),
         None => Ok(()),
+    }
+}
+
+/// The log of a pod that starts is in use from now on.
+fn forget_drain(data: &Path, id: &PodId) -> anyhow::Result<()> {
+    let mark = data.join("pods").join(id.as_str()).join(DRAINED_MARK);
+    match std::fs::remove_file(&mark) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", mark.display()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -209,6 +209,7 @@ impl Opener<'_> {
                 format!("table {} takes no records from producers: it is for rejected ones", wish.table);
             return Err(End::Failed(Error::invalid("reserved_table", message)));
         }
+        self.service.duty.check_open().map_err(End::Failed)?;
         self.service.admission.check_open().map_err(End::Failed)?;
         match self.table(&wish).await.map_err(End::Failed)? {
             Some(table) => {
@@ -378,7 +379,9 @@ impl Opener<'_> {
                     early.finish = Some(finish);
                     break;
                 }
-                Some(Ask::Open(_)) | None => return Err(End::Failed(super::unexpected_message())),
+                Some(Ask::Open(_) | Ask::Leave(_)) | None => {
+                    return Err(End::Failed(super::unexpected_message()));
+                }
             }
         }
         Ok(early)

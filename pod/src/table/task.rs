@@ -82,6 +82,8 @@ struct Waiting {
     entries: VecDeque<Entry>,
     bytes: u64,
     since: Option<Instant>,
+    /// What waits is to be flushed now.
+    hurried: bool,
     drains: Vec<oneshot::Sender<()>>,
     /// The task is gone: nothing is taken any more.
     ended: bool,
@@ -222,6 +224,12 @@ impl OpenTable {
         }
     }
 
+    /// What waits is flushed now, not when its time has come.
+    pub(super) fn hurry(&self) {
+        lock(&self.waiting).hurried = true;
+        self.wake.notify_one();
+    }
+
     /// Resolves when all that was offered is settled, held runs excepted.
     pub(super) async fn drain(&self) {
         let (drained, done) = oneshot::channel();
@@ -331,7 +339,7 @@ impl TableTask {
         loop {
             let (is_due, since, drains) = {
                 let waiting = lock(&table.waiting);
-                let is_full = waiting.bytes >= table.config.target_file_bytes;
+                let is_full = waiting.hurried || waiting.bytes >= table.config.target_file_bytes;
                 (is_full, waiting.since, !waiting.drains.is_empty())
             };
             let is_hasty = drains || self.scope.is_draining();
@@ -354,6 +362,7 @@ impl TableTask {
     fn take(&self) -> Vec<Entry> {
         let most = self.table.config.target_file_bytes.saturating_mul(files_at_once() as u64);
         let mut waiting = lock(&self.table.waiting);
+        waiting.hurried = false;
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while let Some(entry) =
             waiting.entries.pop_front_if(|entry| bytes == 0 || bytes + entry.bytes <= most)
