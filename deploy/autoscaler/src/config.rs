@@ -184,7 +184,10 @@ impl AutoscalerConfig {
             ));
         }
         if self.gateways.is_empty() {
-            return refuse("autoscaler.gateways is empty: name the admin API of a gateway, such as http://127.0.0.1:7073".to_owned());
+            return refuse(
+                "autoscaler.gateways is empty: name a gateway's admin API, as http://127.0.0.1:7073"
+                    .to_owned(),
+            );
         }
         if !(60..=3000).contains(&self.quiet_s) {
             return refuse(format!(

@@ -139,7 +139,11 @@ pub(crate) async fn up(
     template.environment = vec![("SLUICE_POD__MEMORY_BYTES".to_owned(), memory_bytes.to_string())];
     let autoscaler = Autoscaler::start(&scaling, ProcessPods::new(template)?).await?;
     let mut known = autoscaler.known();
-    let first = known.wait_for(|known| known.decision.is_some_and(|one| one.terms.active >= scaling.min));
+    let min = scaling.min;
+    // What it answers is a lock on what is known: let go at once, or the autoscaler stands still.
+    let first = async {
+        known.wait_for(|known| known.decision.is_some_and(|one| one.terms.active >= min)).await.map(drop)
+    };
     tokio::select! {
         biased; // whoever wants the end does not want to wait for the beginning
         _ = terminated() => {}

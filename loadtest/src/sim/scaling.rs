@@ -394,7 +394,8 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "| day with a | scaled | above {BOUND}, s | above {ORACLE_LOAD}, s | some pod full, s on end | refused opens | pod hours | of the oracle's | most pods | moves | turns/h |"
+            "| day with a | scaled | above {BOUND}, s | above {ORACLE_LOAD}, s | some pod full, s on end | refused opens \
+             | pod hours | of the oracle's | most pods | moves | turns/h |"
         )?;
         writeln!(f, "|---|---|---|---|---|---|---|---|---|---|---|")?;
         for day in &self.days {
@@ -406,7 +407,8 @@ impl fmt::Display for Report {
                 let cost = pod_hours / oracle;
                 writeln!(
                     f,
-                    "| {} | {name} | {over_s} | {tight_s} | {full_s} | {refused} | {pod_hours:.1} | {cost:.2} | {pods_max} | {moves} | {turns} |",
+                    "| {} | {name} | {over_s} | {tight_s} | {full_s} | {refused} | {pod_hours:.1} | {cost:.2} | {pods_max} \
+                     | {moves} | {turns} |",
                     day.event.name()
                 )?;
             }
@@ -417,8 +419,8 @@ impl fmt::Display for Report {
         let verdict = if self.is_met() { "All bounds are kept" } else { "Not all bounds are kept" };
         write!(
             f,
-            "{verdict}: at most {OVER_S_MAX} s above {BOUND}, {TURNS_MAX} changes of direction within an hour, {COST_MAX} times the \
-             oracle's pod hours; with forecasts not longer above {BOUND} than without, and half as long above {ORACLE_LOAD}."
+            "{verdict}: at most {OVER_S_MAX} s above {BOUND}, {TURNS_MAX} changes of direction within an hour, {COST_MAX} times \
+             the oracle's pod hours; with forecasts not longer above {BOUND} than without, and half as long above {ORACLE_LOAD}."
         )
     }
 }
