@@ -19,14 +19,12 @@ pub enum AdminError {
     #[error("no gateway's admin API answered; the last one: {0}")]
     Unreached(#[from] HttpError),
     /// It refused.
-    #[error("{url} answered {method} {path} with {status} {code}: {message}")]
+    #[error("{url} answered {asked} with {status} {code}: {message}")]
     Refused {
         /// Which gateway.
         url: String,
-        /// What was asked.
-        method: Method,
-        /// Of what.
-        path: String,
+        /// What was asked: method and path.
+        asked: String,
         /// The status.
         status: u16,
         /// The error's stable name; empty where there is none.
@@ -195,8 +193,7 @@ fn refused(url: &str, method: &Method, path: &str, answer: &Answer) -> AdminErro
     let said = serde_json::from_slice(&answer.body).map(|failure: Failure| failure.error).unwrap_or_default();
     AdminError::Refused {
         url: url.to_owned(),
-        method: method.clone(),
-        path: path.to_owned(),
+        asked: format!("{method} {path}"),
         status: answer.status,
         code: said.code,
         message: said.message,

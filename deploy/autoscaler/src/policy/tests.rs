@@ -372,7 +372,7 @@ fn shape(name: &str, at_ms: u64) -> f64 {
         "flash" if hours > 3.0 => 1.0 + 8.0 * (-(hours - 3.0)).exp(),
         "flash" => 1.0,
         "sawtooth" => 1.0 + 5.0 * (hours * 3.0).fract(),
-        "flapping" if at_ms / (13 * MINUTE) % 2 == 0 => 5.0,
+        "flapping" if (at_ms / (13 * MINUTE)).is_multiple_of(2) => 5.0,
         "flapping" => 1.0,
         _ => 3.0,
     }
