@@ -203,7 +203,10 @@ async fn an_autoscaler_says_where_it_is_and_ends_well() {
     let (process, line) = Process::start("autoscaler", command, "/metrics", dir.path()).expect("starts");
     let address =
         line.split_once("http://").and_then(|(_, rest)| rest.split('/').next()).expect("an address");
-    until("an answer", async || is_healthy(address).await.then_some(())).await;
+    assert!(is_healthy(address).await);
+    let decides =
+        async || get(address, "/v1/decision").await.filter(|said| said.contains("no_reports")).map(drop);
+    until("a decision", decides).await;
     process.terminate().expect("ends");
     let log = fs::read_to_string(dir.path().join("autoscaler.log")).expect("a log");
     assert!(log.contains("cannot see the pool") && log.contains("reason=\"no_reports\""), "{log}");
