@@ -12,7 +12,7 @@ FLIGHTS := target/flights/flights.parquet
 SUDO    := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench sim-placement quickstart-test conformance conformance-short h2load clean
+.PHONY: run test lint bench sim-placement sim-policy quickstart-test conformance conformance-short h2load clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -80,6 +80,11 @@ bench:
 sim-placement:
 	cargo build --release --workspace --bins
 	target/release/loadtest sim placement --plots target/sim
+
+# Days of a pool that scales itself, beside an oracle; the plots go into target/sim.
+sim-policy:
+	cargo build --release --workspace --bins
+	target/release/loadtest sim policy --plots target/sim
 
 $(READY): deploy/quickstart/requirements.txt
 	python3 -m venv $(VENV)

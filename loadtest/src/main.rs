@@ -14,7 +14,7 @@ use sluice_loadtest::bench::Figures;
 use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
-use sluice_loadtest::sim::placement;
+use sluice_loadtest::sim::{placement, scaling};
 use sluice_loadtest::{bench, crash, edges, table};
 
 /// Load, faults and figures for Sluice, on real processes.
@@ -77,6 +77,18 @@ enum Simulated {
         #[arg(long)]
         large: bool,
         /// Write plots into this directory.
+        #[arg(long, value_name = "DIR")]
+        plots: Option<PathBuf>,
+    },
+    /// Days of a pool that scales itself: by what it sees, with forecasts, and by an oracle.
+    Policy {
+        /// The same seed gives the same days.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Days that the autoscaler has seen before.
+        #[arg(long, default_value_t = 1)]
+        days_before: u64,
+        /// Draw each day into this directory, as policy-….svg.
         #[arg(long, value_name = "DIR")]
         plots: Option<PathBuf>,
     },
@@ -153,6 +165,9 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Sim { what: Simulated::Placement { seeds, large, plots } } => {
             sim_placement(&placement::Options { seeds: seeds.max(1), at_size: large }, plots.as_deref())
         }
+        Command::Sim { what: Simulated::Policy { seed, days_before, plots } } => {
+            sim_policy(seed, days_before, plots.as_deref())
+        }
         Command::Verify { table } => verify(&table),
     }
 }
@@ -225,6 +240,20 @@ fn sim_placement(options: &placement::Options, plots: Option<&Path>) -> anyhow::
         outcome.write_plots(dir)?;
     }
     Ok(if outcome.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn sim_policy(seed: u64, days_before: u64, plots: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let options = scaling::Options { seed, days_before, ..scaling::Options::default() };
+    let report = scaling::run(&options, &|what| eprintln!("sim: {what}"));
+    println!("{report}");
+    if let Some(dir) = plots {
+        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        for day in &report.days {
+            let path = dir.join(format!("policy-{}.svg", day.event.name()));
+            std::fs::write(&path, day.to_svg()?).with_context(|| path.display().to_string())?;
+        }
+    }
+    Ok(if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn verify(root: &Path) -> anyhow::Result<ExitCode> {

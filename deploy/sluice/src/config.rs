@@ -1,12 +1,13 @@
 //! The program's configuration: one file with a section for each part.
 //!
 //! *Owns*: the sections, and where `sluice up` keeps things below its data directory.
-//! *Does not own*: the keys of a section (`GatewayConfig`, `PodConfig`).
+//! *Does not own*: the keys of a section (`GatewayConfig`, `PodConfig`, `AutoscalerConfig`).
 
 use std::path::Path;
 
 use anyhow::Context;
 use serde::Deserialize;
+use sluice_autoscaler::AutoscalerConfig;
 use sluice_gateway::GatewayConfig;
 use sluice_pod::config::PodConfig;
 use sluice_shared::config::{self, Loaded};
@@ -23,6 +24,8 @@ pub(crate) struct Config {
     pub(crate) pod: PodConfig,
     /// How gateways and pods find each other.
     pub(crate) cluster: ClusterConfig,
+    /// The autoscaler; in `sluice up --pods 1..6`, of the pods that it starts.
+    pub(crate) autoscaler: AutoscalerConfig,
     /// The log lines.
     pub(crate) log: LogConfig,
 }
@@ -47,7 +50,7 @@ impl Default for LogConfig {
 }
 
 /// The sections that there are.
-const SECTIONS: [&str; 4] = ["gateway", "pod", "cluster", "log"];
+const SECTIONS: [&str; 5] = ["gateway", "pod", "cluster", "autoscaler", "log"];
 
 impl Config {
     /// Reads the file and the environment, and sets up the log.

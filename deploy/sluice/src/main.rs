@@ -12,6 +12,7 @@ mod config;
 mod http;
 mod pool;
 mod print;
+mod scale;
 mod send;
 mod tables;
 mod up;
@@ -40,6 +41,8 @@ enum Command {
     Gateway(up::GatewayArgs),
     /// Runs a pod alone.
     Pod(up::PodArgs),
+    /// Keeps a pool as large as its load asks for.
+    Autoscaler(scale::AutoscalerArgs),
     /// Streams a file or standard input into a table.
     Send(send::SendArgs),
     /// Lists the tables, or describes one.
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
             Command::Up(args) => up::up(config, args).await,
             Command::Gateway(args) => up::gateway(config, args).await,
             Command::Pod(args) => up::pod(config, args).await,
+            Command::Autoscaler(args) => scale::autoscaler(config, args).await,
             Command::Send(args) => {
                 config::Config::check_environment()?;
                 send::run(args).await

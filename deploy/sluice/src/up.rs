@@ -3,6 +3,8 @@
 //! *Owns*: putting a process together from its parts, the order in which they drain.
 //! *Does not own*: the parts.
 
+use std::io::ErrorKind;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::ExitCode;
@@ -10,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use sluice_autoscaler::driver::process::DRAINED_MARK;
 use sluice_gateway::{AuthMode, Gateway, GatewayConfig, certificate_files, make_self_signed, make_token_key};
 use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::{AfterDrain, PodConfig};
@@ -23,20 +26,21 @@ use crate::check::{Aim, Faults};
 use crate::cluster::{self, ClusterArgs};
 use crate::config::Config;
 use crate::print;
+use crate::scale::{self, PodCount};
 
 /// How long producers have to finish when the gateway drains.
-const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
-/// Pods in one process: more bring nothing on one machine.
-const PODS_MAX: usize = 16;
+pub(crate) const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
+/// Pods on one machine: more bring nothing there.
+pub(crate) const PODS_MAX: usize = 16;
 /// Exit status after a second signal: what is not committed is so at the next start.
 const EXIT_HURRIED: u8 = 130;
 
 /// What `sluice up` can be told on the command line.
 #[derive(Args)]
 pub(crate) struct UpArgs {
-    /// How many pods.
-    #[arg(long, default_value_t = 1)]
-    pods: usize,
+    /// How many pods in this process; or from how many to how many processes of their own, such as 1..6, as the load asks for.
+    #[arg(long, default_value = "1", value_name = "N|MIN..MAX")]
+    pods: PodCount,
     /// Where the write-ahead logs, the tables and the certificate are kept.
     #[arg(long, value_name = "DIR", default_value = "data")]
     data: PathBuf,
@@ -104,8 +108,28 @@ pub(crate) struct PodArgs {
     check_config: bool,
 }
 
-/// Runs everything in this process.
+/// Runs everything in this process, or everything but the pods.
 pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ExitCode> {
+    let (count, data) = (args.pods, args.data.clone());
+    let config = match prepare(file, args).await? {
+        ControlFlow::Continue(config) => config,
+        ControlFlow::Break(checked) => return Ok(checked),
+    };
+    let PodCount::Fixed(count) = count else { return scale::up(file, &data, config, count).await };
+    let (membership, pods) = start_pods(&data, &config.pod, count).await?;
+    let certificate = config.gateway.tls_cert.clone().unwrap_or_default();
+    let gateway = Gateway::start(config.gateway, membership).await?;
+    print::answer(format_args!("sluice is up: {count} pod(s) in this process"))?;
+    say_where(&gateway, &certificate, &data)?;
+    let drain = async move |hurry| {
+        gateway.drain_or_hurry(GATEWAY_DRAIN, &hurry).await;
+        futures_util::future::join_all(pods.into_iter().map(|pod| pod.drain_or_hurry(&hurry))).await;
+    };
+    run_until_signal(drain, std::future::pending()).await
+}
+
+/// The configuration, with what it names there: directories, certificate, key. Only checked where that is asked for.
+async fn prepare(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ControlFlow<ExitCode, Config>> {
     let (loaded, aim) = (Config::load(file)?, aim(args.check_config));
     let mut places = loaded.places.clone();
     let mut config = loaded.config.clone();
@@ -116,21 +140,25 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     let made = Made::fill_in(&mut config.gateway, &args.data.join("gateway"));
     // Nothing is made, and no log is opened, for a process that cannot listen.
     let mut faults = Faults::new(&places, aim);
-    if !(1..=PODS_MAX).contains(&args.pods) {
-        faults.add(format_args!("--pods {}: expected 1 to {PODS_MAX}", args.pods));
-    }
     add_unheeded(&loaded, &mut faults);
     faults.gateway(&config.gateway, &made.without(&config.gateway)).await;
     faults.extend(config.pod.faults());
     faults.directory("--data", &args.data);
-    faults.check(check_pods(&args.data, args.pods));
+    if let PodCount::Fixed(count) = args.pods {
+        faults.check(check_pods(&args.data, count));
+    }
     if aim == Aim::Check {
-        return faults.told(file);
+        return faults.told(file).map(ControlFlow::Break);
     }
     faults.none()?;
     make_data_dir(&args.data)?;
     made.make(&config.gateway)?;
-    let listeners: Vec<_> = (1..=args.pods).map(|n| (pod_id(n), link::pipe())).collect();
+    Ok(ControlFlow::Continue(config))
+}
+
+/// Starts pods in this process.
+async fn start_pods(data: &Path, shared: &PodConfig, count: usize) -> anyhow::Result<(Membership, Vec<Pod>)> {
+    let listeners: Vec<_> = (1..=count).map(|n| (pod_id(n), link::pipe())).collect();
     let addresses: Vec<(PodId, PodAddress)> = listeners
         .iter()
         .map(|(id, (dialer, _))| (id.clone(), PodAddress::InProcess(dialer.clone())))
@@ -138,14 +166,16 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     let membership = Membership::fixed(addresses);
     let mut pods = Vec::new();
     for (id, (dialer, listener)) in listeners {
-        let shared = config.pod.clone();
-        let memory_bytes = ByteSize(shared.memory_bytes.0 / args.pods as u64);
-        let pod = PodConfig { memory_bytes, ..below(&args.data, PodConfig { id, ..shared }) };
+        forget_drain(data, &id)?;
+        let memory_bytes = ByteSize(shared.memory_bytes.0 / count as u64);
+        let pod = PodConfig { memory_bytes, ..below(data, PodConfig { id, ..shared.clone() }) };
         pods.push(Pod::start(pod, Listen::Pipe(listener, dialer), membership.clone()).await?);
     }
-    let certificate = config.gateway.tls_cert.clone().unwrap_or_default();
-    let gateway = Gateway::start(config.gateway, membership).await?;
-    print::answer(format_args!("sluice is up: {} pod(s) in this process", pods.len()))?;
+    Ok((membership, pods))
+}
+
+/// Where everything is, and how it ends.
+pub(crate) fn say_where(gateway: &Gateway, certificate: &Path, data: &Path) -> anyhow::Result<()> {
     let certificate = certificate.display();
     if let Some(address) = gateway.plain_address() {
         print::answer(format_args!("  producers   ws://{address}/v1/tables/TABLE/stream"))?;
@@ -161,16 +191,8 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     if let Some(address) = gateway.admin_address() {
         print::answer(format_args!("  admin API   http://{address}/v1/pods"))?;
     }
-    print::answer(format_args!("  data        {}", args.data.display()))?;
-    print::answer("Ctrl-C drains: everything accepted is committed before the exit.")?;
-    run_until_signal(
-        async move |hurry| {
-            gateway.drain_or_hurry(GATEWAY_DRAIN, &hurry).await;
-            futures_util::future::join_all(pods.into_iter().map(|pod| pod.drain_or_hurry(&hurry))).await;
-        },
-        std::future::pending(),
-    )
-    .await
+    print::answer(format_args!("  data        {}", data.display()))?;
+    print::answer("Ctrl-C drains: everything accepted is committed before the exit.")
 }
 
 /// Runs a gateway alone.
@@ -349,7 +371,9 @@ fn make_data_dir(dir: &Path) -> anyhow::Result<()> {
 
 /// A log without its pod keeps records that were acked out of their tables, and streams that it has wait for it.
 fn check_pods(data: &Path, pods: usize) -> anyhow::Result<()> {
-    let has_log = |number: &usize| data.join("pods").join(pod_id(*number).as_str()).is_dir();
+    let dir = |number: usize| data.join("pods").join(pod_id(number).as_str());
+    // One that was drained for good holds nothing.
+    let has_log = |number: &usize| dir(*number).is_dir() && !dir(*number).join(DRAINED_MARK).exists();
     match (pods + 1..=PODS_MAX).rev().find(has_log) {
         Some(most) => anyhow::bail!(
             "{} has the log of pod {}, which may hold records that are in no table yet: start it too, with --pods {most}",
@@ -357,6 +381,17 @@ fn check_pods(data: &Path, pods: usize) -> anyhow::Result<()> {
             pod_id(most)
         ),
         None => Ok(()),
+    }
+}
+
+/// The log of a pod that starts is in use from now on.
+fn forget_drain(data: &Path, id: &PodId) -> anyhow::Result<()> {
+    let mark = data.join("pods").join(id.as_str()).join(DRAINED_MARK);
+    match std::fs::remove_file(&mark) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", mark.display()))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -379,9 +414,9 @@ fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
     parsed.collect()
 }
 
-/// Waits for SIGINT or SIGTERM, or for the work to end by itself; then drains. A second signal hurries the drain, a third one ends the process at once: what
-/// is durable is then committed at the next start.
-async fn run_until_signal(
+/// Waits for SIGINT or SIGTERM, or for the work to end by itself; then drains. A second signal hurries the drain, a third
+/// one ends the process at once: what is durable is then committed at the next start.
+pub(crate) async fn run_until_signal(
     drain: impl AsyncFnOnce(Hurry),
     ended: impl Future<Output = ()>,
 ) -> anyhow::Result<ExitCode> {

@@ -192,3 +192,108 @@ fn resident_bytes(pid: u32) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
     line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number of kB") << 10
 }
+
+#[tokio::test]
+async fn an_autoscaler_says_where_it_is_and_ends_well() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    // Nobody is there: that is no reason to end.
+    command.args(["autoscaler", "--driver", "none", "--listen", "127.0.0.1:0"]);
+    command.args(["--gateway", "http://127.0.0.1:1"]);
+    let (process, line) = Process::start("autoscaler", command, "/metrics", dir.path()).expect("starts");
+    let address =
+        line.split_once("http://").and_then(|(_, rest)| rest.split('/').next()).expect("an address");
+    assert!(is_healthy(address).await);
+    let decides =
+        async || get(address, "/v1/decision").await.filter(|said| said.contains("no_reports")).map(drop);
+    until("a decision", decides).await;
+    process.terminate().expect("ends");
+    let log = fs::read_to_string(dir.path().join("autoscaler.log")).expect("a log");
+    assert!(log.contains("cannot see the pool") && log.contains("reason=\"no_reports\""), "{log}");
+}
+
+#[test]
+fn an_autoscaler_that_cannot_work_says_why() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (flags, why) in [
+        (["--driver", "docker"], "there are process, kubernetes and none"),
+        (["--driver", "kubernetes"], "automountServiceAccountToken"),
+        (["--min", "0"], "autoscaler.min is 0"),
+        (["--gateway", "here"], "expected http://HOST:PORT"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        let ended = command.current_dir(dir.path()).arg("autoscaler").args(flags).output().expect("runs");
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.code() == Some(2) && said.contains(why), "{flags:?}: {said}");
+    }
+}
+
+/// `sluice up --pods 1..3`: the pods that the gateway sees active, by id.
+async fn active_pods(admin: &str) -> Vec<String> {
+    let Some(text) = get(admin, "/v1/pods").await else { return Vec::new() };
+    let shown: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let pods = shown["pods"].as_array().expect("pods").iter();
+    let active = pods.filter(|pod| pod["phase"] == "active");
+    active.map(|pod| pod["id"].as_str().expect("an id").to_owned()).collect()
+}
+
+async fn get(address: &str, path: &str) -> Option<String> {
+    let mut socket = TcpStream::connect(address).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.ok()?;
+    answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+}
+
+fn address_in(log: &str, line: &str) -> Option<String> {
+    let rest = log.lines().find_map(|one| one.trim().strip_prefix(line))?;
+    Some(rest.split_once("://")?.1.split('/').next()?.to_owned())
+}
+
+#[tokio::test]
+async fn pods_of_their_own_come_back_after_a_kill_and_drain_at_the_end() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("data");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    command.args(["up", "--pods", "2..3", "--listen", "127.0.0.1:0", "--data"]).arg(&data);
+    command.env("SLUICE_POD__FLUSH_INTERVAL_MS", "20");
+    let (process, line) = Process::start("sluice", command, "/metrics", dir.path()).expect("starts");
+    assert!(line.contains("metrics"), "{line}");
+    let log = || fs::read_to_string(dir.path().join("sluice.log")).expect("a log");
+    let producers = address_in(&log(), "producers").expect("an address");
+    let admin = address_in(&log(), "admin API").expect("an address");
+    assert_eq!(active_pods(&admin).await, ["pod-1", "pod-2"]);
+    let url = format!("ws://{producers}/v1/tables/t/stream");
+    let (mut socket, _) = tokio_tungstenite::connect_async(url).await.expect("connects");
+    for offset in 0..3 {
+        socket.send(Message::text(format!("{{\"n\":{offset}}}"))).await.expect("sent");
+        until_durable(&mut socket, offset).await;
+        if offset == 0 {
+            let of_pod = "--id\0pod-1".to_owned();
+            let pid = child_of(process.pid(), &of_pod).expect("a child");
+            signal(pid, "-9");
+            until("another process", async || child_of(process.pid(), &of_pod).filter(|other| *other != pid))
+                .await;
+        }
+    }
+    let children: Vec<u32> =
+        (1..=2).filter_map(|n| child_of(process.pid(), &format!("--id\0pod-{n}"))).collect();
+    assert_eq!(children.len(), 2);
+    process.terminate().expect("drains");
+    assert!(children.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
+    for n in 1..=2 {
+        assert!(data.join(format!("pods/pod-{n}/drained")).exists(), "pod-{n} has not drained: {}", log());
+    }
+}
+
+/// The child whose command line has these words.
+fn child_of(parent: u32, words: &str) -> Option<u32> {
+    let processes = fs::read_dir("/proc").expect("processes").flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_it = |pid: &u32| {
+        let of = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        of("status").contains(&format!("PPid:\t{parent}\n")) && of("cmdline").contains(words)
+    };
+    pids.into_iter().find(is_it)
+}
