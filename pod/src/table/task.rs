@@ -24,7 +24,7 @@ use super::parquet::{EncodeError, Encoded, encode};
 use super::rejected::{self, RejectError, Rejects};
 use super::round::{Entry, Progress, Round, Written, groups, sources};
 use super::route::{Known, Marks, News, Routed};
-use super::watermark::WatermarkMap;
+use super::watermark::{RunKey, Verdict, WatermarkMap, judge};
 use crate::stream::progress::StreamProgress;
 use crate::wal::WalError;
 
@@ -325,6 +325,8 @@ impl TableTask {
             let flushed = self.flush(&mut at_hand, &mut progress).await;
             *lock(&self.table.failing) = flushed.as_ref().err().map(ToString::to_string);
             match flushed {
+                // Entries that are done with are no longer at hand, so that nothing stands of what was written.
+                Ok(()) if self.is_any_eligible(&at_hand) => progress = Progress::default(),
                 Ok(()) => break,
                 Err(FlushError::Home(HomeError::Stopped(error))) => self.table.stop(&error),
                 Err(error) => {
@@ -349,6 +351,13 @@ impl TableTask {
         let held: usize = at_hand.iter().filter_map(|entry| entry.open.as_ref()).map(Vec::len).sum();
         self.table.counts.held_runs.store(held as u64, Ordering::Relaxed);
         self.held = at_hand;
+    }
+
+    /// Whether what has been learned meanwhile makes some run at hand eligible: nobody would be told of it again.
+    fn is_any_eligible(&self, at_hand: &[Entry]) -> bool {
+        let known = self.table.known();
+        let is_eligible = |run: &RunKey| judge(known.map.mark(&run.stream), run) != Verdict::Held;
+        at_hand.iter().filter_map(|entry| entry.open.as_ref()).flatten().any(|(_, run)| is_eligible(run))
     }
 
     /// One round: everything at hand that is eligible goes into one version. Leaves held entries in `at_hand`.
