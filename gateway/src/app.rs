@@ -12,12 +12,12 @@ use std::time::Duration;
 use axum::Router;
 use prometheus_client::metrics::gauge::Gauge;
 use sluice_shared::error::Error;
-use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
-use sluice_shared::link::PodAddress;
+use sluice_shared::membership::{GatewayMember, Membership};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use crate::admin;
 use crate::auth::Auth;
 use crate::budget::Budget;
 use crate::certificate::{self, Certificate};
@@ -25,6 +25,7 @@ use crate::config::GatewayConfig;
 use crate::edge::{http, quic, tcp};
 use crate::metrics::Metrics;
 use crate::peers::{PeerLimits, PeerPlace, Peers, Refused};
+use crate::streams::Streams;
 use crate::upstream::Upstream;
 
 /// Parquet bodies that are unpacked at the same time: each can take as much memory as its largest rows have.
@@ -39,6 +40,7 @@ pub struct Gateway {
     plain_address: Option<SocketAddr>,
     tls_address: Option<SocketAddr>,
     quic_address: Option<SocketAddr>,
+    admin_address: Option<SocketAddr>,
     app: Arc<App>,
 }
 
@@ -47,8 +49,12 @@ pub(crate) struct App {
     pub(crate) config: GatewayConfig,
     pub(crate) auth: Auth,
     pub(crate) upstream: Arc<Upstream>,
+    pub(crate) streams: Streams,
     pub(crate) metrics: Metrics,
+    /// Of producers: what a drain waits for.
     pub(crate) scope: TaskScope,
+    /// Of what serves them until they have gone.
+    pub(crate) background: TaskScope,
     pub(crate) budget: Arc<Budget>,
     places: Arc<Semaphore>,
     /// For Parquet bodies that are unpacked.
@@ -146,12 +152,12 @@ impl Drop for Place {
 }
 
 impl Gateway {
-    /// Binds the listeners and serves producers. The pods need not be up yet.
+    /// Binds the listeners and serves producers. The pods need not be up yet; `membership` says which there are.
     ///
     /// # Errors
     /// `Invalid` for a configuration, certificate or pod address that cannot be; `Unavailable` where a listener cannot bind.
-    pub async fn start(config: GatewayConfig, pods: Vec<(PodId, PodAddress)>) -> Result<Self, Error> {
-        Self::start_with(config, pods, http::router).await
+    pub async fn start(config: GatewayConfig, membership: Membership) -> Result<Self, Error> {
+        Self::start_with(config, membership, http::router).await
     }
 
     /// Not a gateway: sends WebSocket messages back, whatever the path, over all that producers' messages come
@@ -161,12 +167,12 @@ impl Gateway {
     /// As `start`.
     #[doc(hidden)]
     pub async fn start_echo(config: GatewayConfig) -> Result<Self, Error> {
-        Self::start_with(config, Vec::new(), http::echo_router).await
+        Self::start_with(config, Membership::fixed(Vec::new()), http::echo_router).await
     }
 
     async fn start_with(
         config: GatewayConfig,
-        pods: Vec<(PodId, PodAddress)>,
+        membership: Membership,
         router: fn(Arc<App>) -> Router,
     ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
@@ -187,12 +193,14 @@ impl Gateway {
             addresses[at] = Some(address);
             listeners.push(listener);
         }
-        let upstream = Arc::new(Upstream::new(&config, pods)?);
+        let upstream = Arc::new(Upstream::new(&config, membership.clone())?);
         let app = Arc::new(App {
             auth,
             upstream,
+            streams: Streams::default(),
             metrics: Metrics::new(),
             scope: TaskScope::new(OnPanic::EndTask),
+            background: TaskScope::new(OnPanic::EndTask),
             budget: Budget::new(config.memory_bytes.0),
             places: Arc::new(Semaphore::new(config.connections_max)),
             unpacking: Arc::new(Semaphore::new(UNPACKING_MAX)),
@@ -206,11 +214,18 @@ impl Gateway {
         for listener in listeners {
             app.scope.spawn("accept", tcp::accept(listener, router(Arc::clone(&app)), Arc::clone(&app)));
         }
+        let background = &app.background;
+        background.spawn("pool", Arc::clone(&app.upstream).follow(background.clone()));
+        let looking = Arc::clone(&app);
+        background.spawn("streams", async move { looking.streams.look(&looking.background).await });
+        let admin_address = admin::start(&app).await?;
+        let admin = admin_address.map(|address| address.to_string());
+        membership.announce_gateway(GatewayMember { admin });
         if let Some(certificate) = certificate {
             app.scope.spawn("certificate", certificate::watch(certificate, app.scope.clone()));
         }
         let [plain_address, tls_address] = addresses;
-        Ok(Self { plain_address, tls_address, quic_address, app })
+        Ok(Self { plain_address, tls_address, quic_address, admin_address, app })
     }
 
     /// Where producers connect: without TLS, unless that is off.
@@ -236,6 +251,11 @@ impl Gateway {
         self.quic_address
     }
 
+    /// Where the admin API listens; None where it is off.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
+    }
+
     /// Takes no new connections, asks producers to move, makes what they sent durable, and ends. What is left
     /// at the deadline is cancelled.
     pub async fn drain(&self, deadline: Duration) {
@@ -247,6 +267,10 @@ impl Gateway {
                 tracing::error!(?stuck, "tasks did not end when cancelled");
             }
         }
+        self.app.background.cancel();
+        if let Err(stuck) = self.app.background.join(CANCEL_DEADLINE).await {
+            tracing::error!(?stuck, "tasks did not end when cancelled");
+        }
         tracing::info!("gateway drained");
     }
 }
@@ -254,5 +278,6 @@ impl Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.app.scope.cancel();
+        self.app.background.cancel();
     }
 }

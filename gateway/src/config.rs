@@ -24,6 +24,8 @@ const BYTES_MIN: u64 = 1 << 10;
 /// 20 minutes.
 const UNAVAILABLE_TIMEOUT_MS_MAX: u64 = 1_200_000;
 
+/// How far the admin API's port is above the producers' one.
+const ADMIN_PORT_ABOVE: u16 = 3;
 /// Longest life of a token: 30 days.
 const TOKEN_TTL_S_MAX: u64 = 2_592_000;
 /// Longest id of a client, in characters.
@@ -40,6 +42,11 @@ pub struct GatewayConfig {
     /// Where producers connect over QUIC (UDP): as `listen` unless given (or as `tls_listen`, where that is off), `off`
     /// or nothing for nowhere. Needs a certificate.
     pub quic_listen: Option<String>,
+    /// Where the admin API listens, `host:port`, or `off`. Unset: on loopback, three ports above `listen` (or
+    /// `tls_listen`), so that several gateways of one machine do not meet. Producers have no business there.
+    pub admin_listen: Option<String>,
+    /// SHA-256 of the admin API's secret, in hex: `sluice secret` makes both. Elsewhere than on loopback it is needed.
+    pub admin_secret_sha256: Option<SecretHash>,
     /// The certificate of TLS and QUIC, PEM, with its chain. Read again when the files change.
     pub tls_cert: Option<PathBuf>,
     /// Its private key, PEM.
@@ -135,6 +142,8 @@ impl Default for GatewayConfig {
             listen: "127.0.0.1:7070".to_owned(),
             tls_listen: None,
             quic_listen: None,
+            admin_listen: None,
+            admin_secret_sha256: None,
             tls_cert: None,
             tls_key: None,
             auth: None,
@@ -208,6 +217,7 @@ impl GatewayConfig {
         self.validate_origins()?;
         self.validate_listeners()?;
         self.validate_auth()?;
+        self.validate_admin()?;
         // Pods forget an ended stream after half an hour: one that could still be resent must not be forgotten.
         if self.unavailable_timeout_ms > UNAVAILABLE_TIMEOUT_MS_MAX {
             let (value, most) = (self.unavailable_timeout_ms, UNAVAILABLE_TIMEOUT_MS_MAX);
@@ -248,6 +258,15 @@ impl GatewayConfig {
             _ => return Ok(()),
         };
         Err(ConfigError::Relation(text.to_owned()))
+    }
+
+    fn validate_admin(&self) -> Result<(), ConfigError> {
+        let listen = self.admin_address().filter(|listen| is_beyond_loopback(listen));
+        let Some(listen) = listen.filter(|_| self.admin_secret_sha256.is_none()) else { return Ok(()) };
+        Err(ConfigError::Relation(format!(
+            "gateway.admin_listen is {listen:?}, where others reach it, and there is no secret: whoever does could drain the \
+             pool; set gateway.admin_secret_sha256 (`sluice secret`), or listen on 127.0.0.1"
+        )))
     }
 
     fn validate_auth(&self) -> Result<(), ConfigError> {
@@ -321,6 +340,19 @@ impl GatewayConfig {
         match &self.quic_listen {
             Some(listen) => (!is_off(listen)).then_some(listen),
             None => self.plain_address().or_else(|| self.tls_address()),
+        }
+    }
+
+    /// Where the admin API listens; None for nowhere.
+    pub fn admin_address(&self) -> Option<String> {
+        match &self.admin_listen {
+            Some(listen) => (!is_off(listen)).then(|| listen.clone()),
+            None => {
+                let listen = self.plain_address().or_else(|| self.tls_address())?;
+                let port: u16 = listen.rsplit_once(':')?.1.parse().ok()?;
+                let port = if port == 0 { 0 } else { port.checked_add(ADMIN_PORT_ABOVE)? };
+                Some(format!("127.0.0.1:{port}"))
+            }
         }
     }
 

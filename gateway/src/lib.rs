@@ -14,6 +14,8 @@ mod peers;
 mod budget;
 mod edge;
 mod session;
+mod streams;
+mod admin;
 pub mod placement;
 mod upstream;
 mod metrics;

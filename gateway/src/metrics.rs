@@ -3,13 +3,19 @@
 //! *Owns*: the names (`sluice_gateway_*`), the registry.
 //! *Does not own*: when something is counted.
 
+use std::time::Duration;
+
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use sluice_shared::error::Error;
 use sluice_shared::telemetry::metrics_text;
+
+/// Bounds of the pauses' histogram.
+const PAUSES_S: [f64; 9] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0];
 
 /// A failure's stable code. Bounded: codes are names in the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -36,6 +42,10 @@ pub(crate) struct Metrics {
     errors: Family<Code, Counter>,
     /// Streams that were opened again after a pod was lost.
     pub(crate) reopens: Counter,
+    /// Streams that their pods have handed over.
+    pub(crate) handoffs: Counter,
+    /// For how long each of those was not forwarded.
+    handoff_seconds: Histogram,
     /// Frames sent a second time.
     pub(crate) replayed_frames: Counter,
     /// Bytes of all windows: received, not yet durable.
@@ -55,6 +65,8 @@ impl Metrics {
             rejected_records: Counter::default(),
             errors: Family::default(),
             reopens: Counter::default(),
+            handoffs: Counter::default(),
+            handoff_seconds: Histogram::new(PAUSES_S),
             replayed_frames: Counter::default(),
             window_bytes: Gauge::default(),
         };
@@ -72,8 +84,17 @@ impl Metrics {
         to.register("rejected_records", "Records refused by pods", self.rejected_records.clone());
         to.register("errors", "Errors told to producers, by code", self.errors.clone());
         to.register("reopens", "Streams opened again after a pod was lost", self.reopens.clone());
+        to.register("handoffs", "Streams that their pods have handed over", self.handoffs.clone());
+        let help = "For how long a stream that was handed over was not forwarded";
+        to.register("handoff_seconds", help, self.handoff_seconds.clone());
         to.register("replayed_frames", "Frames sent a second time", self.replayed_frames.clone());
         to.register("window_bytes", "Bytes received and not yet durable", self.window_bytes.clone());
+    }
+
+    /// A stream has another pod, after this pause.
+    pub(crate) fn handoff(&self, pause: Duration) {
+        self.handoffs.inc();
+        self.handoff_seconds.observe(pause.as_secs_f64());
     }
 
     /// An error was told to a producer.

@@ -24,9 +24,11 @@ use tokio::time::Instant;
 
 use crate::app::App;
 use crate::auth::{Privilege, Right};
+use crate::streams::Shown;
 use crate::upstream::{self, Call, OpenTerms, is_loss};
 use outbox::Outbox;
-use window::{AckBeyondSent, Merge, Window};
+pub(crate) use window::Window;
+use window::{AckBeyondSent, Merge};
 
 /// Payload bytes of one request to a pod, unless a single frame is larger.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -34,6 +36,8 @@ const REQUEST_BYTES: usize = 1 << 20;
 const INPUTS_IN_A_ROW_MAX: usize = 256;
 /// How long a producer that was told to `move` may go on sending.
 const MOVE_GRACE: Duration = Duration::from_secs(1);
+/// How long a pod may take to end the call of a stream that has left it.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Code of the end of a stream that outlived its token: the same request succeeds with a new one.
 const AUTH_EXPIRED: &str = "auth_expired";
 
@@ -100,6 +104,8 @@ enum Event {
     Input(Input),
     Response(Result<Option<StreamResponse>, tonic::Status>),
     Reopened(Result<Box<Call>, Error>),
+    /// Another pod has taken a stream that this one hands over, or none would.
+    Moved(Result<Box<Call>, Error>),
     /// The pod takes another request.
     CanSend,
     Deadline,
@@ -107,9 +113,13 @@ enum Event {
     Cancelled,
 }
 
+type Opening = Pin<Box<dyn Future<Output = Result<Box<Call>, Error>> + Send>>;
+
 enum Link {
     Open(Box<Call>),
-    Opening(Pin<Box<dyn Future<Output = Result<Box<Call>, Error>> + Send>>),
+    Opening(Opening),
+    /// Another pod opens the stream; the present one, to which nothing is sent meanwhile, keeps it until then.
+    Moving(Box<Call>, Opening),
 }
 
 /// Why no more input is taken, and until when what was taken may become durable.
@@ -161,6 +171,8 @@ struct Session<'a, E> {
     /// The present pod knows of `finish`.
     finish_sent: bool,
     ending: Option<Ending>,
+    /// The pod hands the stream over, since then: nothing more is sent to it.
+    handoff: Option<Instant>,
     /// Nobody is there to be told anything.
     gone: bool,
     /// The gateway goes away, or the producer was told to `move`: until then it may go on; and why.
@@ -168,6 +180,8 @@ struct Session<'a, E> {
     /// The producer's token holds until then.
     expires_at: Option<Instant>,
     gauges: Gauges<'a>,
+    /// What people are shown of it.
+    shown: Shown,
 }
 
 impl<'a, E: Edge> Session<'a, E> {
@@ -185,6 +199,7 @@ impl<'a, E: Edge> Session<'a, E> {
         let bytes_max = app.config.window_bytes.as_usize();
         let counted = terms.whole_requests.then_some(opened.requests);
         let window = Window::new(opened.next_offset, bytes_max, merge, app.budget.share()).counting(counted);
+        let shown = app.streams.show(&terms, &opened.stream, &call.placed.pod);
         let terms = OpenTerms {
             stream: Some(opened.stream.clone()),
             session: Some(opened.session),
@@ -203,10 +218,12 @@ impl<'a, E: Edge> Session<'a, E> {
             finish: None,
             finish_sent: false,
             ending: None,
+            handoff: None,
             gone: false,
             leaving: None,
             expires_at,
             gauges: Gauges::new(app),
+            shown,
         }
     }
 
@@ -225,6 +242,7 @@ impl<'a, E: Edge> Session<'a, E> {
         loop {
             self.tell();
             self.gauges.window(self.window.bytes());
+            self.shown.reached(&self.window);
             let event = self.event().await;
             if let Err(ended) = self.apply(event) {
                 return ended;
@@ -272,7 +290,7 @@ impl<'a, E: Edge> Session<'a, E> {
     async fn event(&mut self) -> Event {
         let reading = self.is_reading();
         let responding = self.outbox.has_room();
-        let sending = self.window.has_unsent() || self.owes_finish();
+        let sending = self.handoff.is_none() && (self.window.has_unsent() || self.owes_finish());
         let deadline = self.deadline();
         let (scope, leaving): (&TaskScope, bool) = (&self.app.scope, self.leaving.is_some());
         tokio::select! {
@@ -302,6 +320,7 @@ impl<'a, E: Edge> Session<'a, E> {
             }
             Event::Response(Err(status)) => self.lose(status.into())?,
             Event::Reopened(call) => self.resume(call.map_err(Ended::Failed)?)?,
+            Event::Moved(call) => self.moved(call)?,
             Event::CanSend => self.send(),
             Event::Deadline => return self.deadline_passed(),
             Event::Drain => self.leave(going_away()),
@@ -371,6 +390,7 @@ impl<'a, E: Edge> Session<'a, E> {
         }
         self.app.metrics.records.inc_by(u64::from(records.count));
         self.app.metrics.bytes.inc_by(records.payload.len() as u64);
+        self.shown.taken(records.payload.len());
         if self.window.has_room(records.payload.len()) {
             self.push(records);
         } else {
@@ -438,6 +458,10 @@ impl<'a, E: Edge> Session<'a, E> {
                 Ok(())
             }
             Some(stream_response::Kind::Finished(_)) => Err(self.finished()),
+            Some(stream_response::Kind::Handoff(handoff)) => {
+                self.begin_handoff(&handoff.reason);
+                Ok(())
+            }
             Some(stream_response::Kind::Opened(_)) => {
                 Err(broken("the pod answered an open stream with `opened`"))
             }
@@ -453,6 +477,7 @@ impl<'a, E: Edge> Session<'a, E> {
         };
         self.window.durable(ack.durable_next).map_err(beyond)?;
         self.outbox.ack(ack.durable_next, ack.committed_next, ack.version);
+        self.hand_over();
         if let Some(held) = self.held.take() {
             self.window.let_go(held.payload.len());
             if self.window.has_room(held.payload.len()) {
@@ -500,12 +525,62 @@ impl<'a, E: Edge> Session<'a, E> {
             self.app.upstream.set_aside(&pod);
         }
         self.app.metrics.reopens.inc();
+        self.handoff = None;
         self.terms.resume_at = Some(self.window.first_held());
         self.terms.last_pod = Some(pod);
         self.finish_sent = false;
         let upstream = Arc::clone(&self.app.upstream);
         self.link = Link::Opening(Box::pin(upstream.reopen(self.terms.clone())));
         Ok(())
+    }
+
+    /// The pod wants the stream to go on elsewhere. One that was told of the stream's end has little left to do.
+    fn begin_handoff(&mut self, reason: &str) {
+        if self.finish_sent || self.handoff.is_some() {
+            return;
+        }
+        tracing::debug!(stream = ?self.terms.stream, reason, "the pod hands the stream over");
+        self.handoff = Some(Instant::now());
+        self.hand_over();
+    }
+
+    /// Opens the stream on another pod once the present one has made durable all that it was sent.
+    fn hand_over(&mut self) {
+        if self.handoff.is_none() || self.window.is_in_flight() || !matches!(self.link, Link::Open(_)) {
+            return;
+        }
+        self.terms.resume_at = Some(self.window.first_held());
+        let upstream = Arc::clone(&self.app.upstream);
+        let terms = self.terms.clone();
+        let link = std::mem::replace(&mut self.link, Link::Opening(Box::pin(std::future::pending())));
+        self.link = match link {
+            Link::Open(call) => {
+                let from = call.placed.pod.clone();
+                Link::Moving(call, Box::pin(upstream.hand_over(terms, from)))
+            }
+            other => other,
+        };
+    }
+
+    /// The stream has another pod, or stays where it is: it will be asked again.
+    fn moved(&mut self, new: Result<Box<Call>, Error>) -> Result<(), Ended> {
+        let since = self.handoff.take();
+        let link = std::mem::replace(&mut self.link, Link::Opening(Box::pin(std::future::pending())));
+        let Link::Moving(old, _) = link else { return Err(broken("a stream that does not move has moved")) };
+        match new {
+            Ok(call) => {
+                let pause = since.map(|since| since.elapsed()).unwrap_or_default();
+                self.app.metrics.handoff(pause);
+                self.terms.last_pod = Some(call.placed.pod.clone());
+                self.app.scope.spawn("leave", leave(old));
+                self.resume(call)
+            }
+            Err(error) => {
+                tracing::debug!(stream = ?self.terms.stream, %error, "no other pod takes the stream: it stays");
+                self.link = Link::Open(old);
+                Ok(())
+            }
+        }
     }
 
     /// Another pod, or the same one, has taken the stream again.
@@ -522,6 +597,7 @@ impl<'a, E: Edge> Session<'a, E> {
         self.app.metrics.replayed_frames.inc_by(frames as u64);
         tracing::info!(stream = %call.opened.stream, %pod, next, frames, "stream resumed");
         self.terms.schema_id = self.terms.schema_id.or(call.opened.schema_id);
+        self.shown.is_at(&call.placed.pod);
         self.link = Link::Open(call);
         Ok(())
     }
@@ -555,6 +631,7 @@ async fn sleep_until(deadline: Option<Instant>) {
 async fn link_event(link: &mut Link, responding: bool, sending: bool) -> Event {
     let call = match link {
         Link::Opening(opening) => return Event::Reopened(opening.await),
+        Link::Moving(_, opening) => return Event::Moved(opening.await),
         Link::Open(call) => call,
     };
     tokio::select! {
@@ -563,6 +640,19 @@ async fn link_event(link: &mut Link, responding: bool, sending: bool) -> Event {
         Ok(_) = call.requests.reserve(), if sending => Event::CanSend,
         // Nothing to wait for here; or the call takes no more, and its answers will say why.
         () = std::future::pending() => Event::Deadline,
+    }
+}
+
+/// Tells a pod that its stream goes on elsewhere, and waits until it has heard.
+async fn leave(call: Box<Call>) {
+    let Call { requests, mut responses, .. } = *call;
+    let kind = stream_request::Kind::Leave(proto::Leave {});
+    // A pod that is gone meanwhile need not hear it.
+    let _ = requests.try_send(StreamRequest { kind: Some(kind) });
+    drop(requests);
+    let heard = async { while let Ok(Some(_)) = responses.message().await {} };
+    if tokio::time::timeout(LEAVE_TIMEOUT, heard).await.is_err() {
+        tracing::debug!("a pod did not answer to the end of a stream's call");
     }
 }
 

@@ -15,8 +15,10 @@ use rand::{RngExt, make_rng};
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Encoding, UnknownFields};
 use sluice_shared::ids::{PodId, SessionId, StreamId, StreamName, TableName};
-use sluice_shared::link::{self, PodAddress};
-use sluice_shared::pool::{PodView, PoolView};
+use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::link::{self, PodAddress, PodLink};
+use sluice_shared::membership::{Members, Membership};
+use sluice_shared::pool::PoolView;
 use sluice_shared::proto::pod_client::PodClient;
 use sluice_shared::proto::{
     self, MESSAGE_BYTES_MAX, StreamRequest, StreamResponse, stream_request, stream_response,
@@ -79,6 +81,8 @@ pub(crate) struct OpenTerms {
     pub(crate) whole_requests: bool,
     /// Whether a named stream may be, or has to be, there already.
     pub(crate) existence: proto::Existence,
+    /// Another pod hands the stream over.
+    pub(crate) handed_over: bool,
 }
 
 impl OpenTerms {
@@ -118,6 +122,7 @@ impl OpenTerms {
             last_pod: None,
             whole_requests: false,
             existence: proto::Existence::Any,
+            handed_over: false,
         }
     }
 
@@ -148,6 +153,7 @@ impl OpenTerms {
             client: permit.map(Permit::client).unwrap_or_default(),
             whole_requests: self.whole_requests,
             existence: self.existence.into(),
+            handed_over: self.handed_over,
         }
     }
 }
@@ -190,10 +196,20 @@ impl Drop for Placed {
 
 /// The pods, as all sessions of a gateway share them. The lock is held for microseconds, never across an await.
 pub(crate) struct Upstream {
-    clients: HashMap<PodId, PodClient<Channel>>,
+    membership: Membership,
+    links: Mutex<HashMap<PodId, Link>>,
     pool: Mutex<Pool>,
     open_timeout: Duration,
     unavailable_timeout: Duration,
+}
+
+/// The way to one pod.
+struct Link {
+    address: PodAddress,
+    /// Of the pod, as it is known: one that was started again is reached anew.
+    life: u64,
+    client: PodClient<Channel>,
+    link: PodLink,
 }
 
 struct Pool {
@@ -203,29 +219,72 @@ struct Pool {
 }
 
 impl Upstream {
-    /// Channels to these pods; none is connected yet.
+    /// The pods that `membership` knows; none is connected yet.
     ///
     /// # Errors
     /// `Invalid` for an address that cannot be one.
-    pub(crate) fn new(config: &GatewayConfig, pods: Vec<(PodId, PodAddress)>) -> Result<Self, Error> {
-        let mut clients = HashMap::new();
-        for (id, address) in &pods {
-            let client = PodClient::new(link::channel(address)?)
-                .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                .max_encoding_message_size(MESSAGE_BYTES_MAX);
-            clients.insert(id.clone(), client);
+    pub(crate) fn new(config: &GatewayConfig, membership: Membership) -> Result<Self, Error> {
+        let members = membership.now();
+        for pod in members.pods.values() {
+            link::channel(&pod.state.address)?;
         }
-        let view = PoolView::new(pods.into_iter().map(|(id, address)| PodView::active(id, address)));
-        Ok(Self {
-            clients,
-            pool: Mutex::new(Pool { view, aside_until: HashMap::new(), rng: make_rng() }),
+        let pool = Pool { view: PoolView::new([]), aside_until: HashMap::new(), rng: make_rng() };
+        let upstream = Self {
+            membership,
+            links: Mutex::default(),
+            pool: Mutex::new(pool),
             open_timeout: config.open_timeout(),
             unavailable_timeout: config.unavailable_timeout(),
-        })
+        };
+        upstream.learn(&members);
+        Ok(upstream)
     }
 
-    fn pool(&self) -> MutexGuard<'_, Pool> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Follows what the membership says, until the end of `scope`.
+    pub(crate) async fn follow(self: Arc<Self>, scope: TaskScope) {
+        let mut members = self.membership.watch();
+        loop {
+            let newest = Arc::clone(&members.borrow_and_update());
+            self.learn(&newest);
+            tokio::select! {
+                biased; // the end first
+                () = scope.cancelled() => return,
+                changed = members.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// The pool as it was last heard of.
+    pub(crate) fn members(&self) -> Arc<Members> {
+        self.membership.now()
+    }
+
+    /// The pool as placement sees it.
+    pub(crate) fn view(&self) -> PoolView {
+        self.pool().view.clone()
+    }
+
+    fn learn(&self, members: &Members) {
+        self.links().retain(|id, link| {
+            let known = members.pods.get(id);
+            if known.is_some_and(|pod| pod.lost.is_some()) {
+                tracing::warn!(pod = %id, "a pod is lost: its streams are opened elsewhere");
+                link.link.cut();
+                return false;
+            }
+            // Calls over a link that is dropped go on.
+            known.is_some_and(|pod| pod.state.address == link.address && pod.life == link.life)
+        });
+        let mut view = members.view(Instant::now());
+        let mut pool = self.pool();
+        for old in pool.view.pods() {
+            view.update(&old.id, |pod| (pod.placed, pod.aside) = (old.placed, old.aside));
+        }
+        pool.view = view;
+    }
+
+    fn links(&self) -> MutexGuard<'_, HashMap<PodId, Link>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens a stream on the pod that placement chooses; where that one is busy or gone, on the next ones.
@@ -233,10 +292,29 @@ impl Upstream {
     /// # Errors
     /// `Busy` or `Unavailable` where none of them takes it; what the pod said where it refuses.
     pub(crate) async fn open(self: &Arc<Self>, terms: &OpenTerms) -> Result<Box<Call>, Error> {
+        self.open_besides(terms, Vec::new()).await
+    }
+
+    /// Opens a stream that `from` hands over on another pod.
+    ///
+    /// # Errors
+    /// As `open`: the stream stays where it is.
+    pub(crate) async fn hand_over(
+        self: Arc<Self>,
+        terms: OpenTerms,
+        from: PodId,
+    ) -> Result<Box<Call>, Error> {
+        self.open_besides(&OpenTerms { handed_over: true, ..terms }, vec![from]).await
+    }
+
+    async fn open_besides(
+        self: &Arc<Self>,
+        terms: &OpenTerms,
+        mut tried: Vec<PodId>,
+    ) -> Result<Box<Call>, Error> {
         let Right::Granted(_) = terms.right else {
             return Err(Error::internal("a stream whose producer was not judged was to be opened"));
         };
-        let mut tried = Vec::new();
         let mut refusal = None;
         for _ in 0..PODS_ASKED_MAX {
             let placed = match self.place(terms, &tried) {
@@ -327,9 +405,31 @@ impl Upstream {
         Ok(Box::new(Call { opened, requests, responses, placed }))
     }
 
-    fn client(&self, pod: &PodId) -> Result<PodClient<Channel>, Error> {
-        let unknown = || Error::internal(format!("pod {pod} was placed on but has no channel"));
-        self.clients.get(pod).cloned().ok_or_else(unknown)
+    pub(crate) fn client(&self, pod: &PodId) -> Result<PodClient<Channel>, Error> {
+        let mut links = self.links();
+        if let Some(link) = links.get(pod) {
+            return Ok(link.client.clone());
+        }
+        let members = self.membership.now();
+        let known = members.pods.get(pod).filter(|known| known.lost.is_none());
+        let known = known.ok_or_else(|| Error::unavailable(TRANSPORT, "the pod has gone"))?;
+        let (address, life) = (known.state.address.clone(), known.life);
+        let link = link::link(&address)?;
+        let client = PodClient::new(link.channel.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        links.insert(pod.clone(), Link { address, life, client: client.clone(), link });
+        Ok(client)
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All pods that take calls.
+    fn clients(&self) -> Vec<(PodId, PodClient<Channel>)> {
+        let pods: Vec<PodId> = self.pool().view.pods().iter().map(|pod| pod.id.clone()).collect();
+        pods.into_iter().filter_map(|pod| Some((pod.clone(), self.client(&pod).ok()?))).collect()
     }
 
     fn home(&self, table: &TableName) -> Result<(PodId, PodClient<Channel>), Error> {
@@ -377,10 +477,10 @@ impl Upstream {
     /// `Unavailable` where none does.
     pub(crate) async fn list_tables(&self) -> Result<Vec<String>, Error> {
         let mut failure = no_pods();
-        for (pod, client) in &self.clients {
-            match answered(client.clone().list_tables(proto::ListTablesRequest {})).await {
+        for (pod, mut client) in self.clients() {
+            match answered(client.list_tables(proto::ListTablesRequest {})).await {
                 Ok(response) => return Ok(response.tables),
-                Err(error) => failure = self.named(pod, error),
+                Err(error) => failure = self.named(&pod, error),
             }
         }
         Err(failure)
@@ -404,11 +504,10 @@ impl Upstream {
 
     /// Whether at least one pod answers.
     pub(crate) async fn is_ready(&self) -> bool {
-        let ask = |client: &PodClient<Channel>| {
-            let mut client = client.clone();
-            async move { timeout(READY_TIMEOUT, client.list_tables(proto::ListTablesRequest {})).await }
+        let ask = |(_, mut client): (PodId, PodClient<Channel>)| async move {
+            timeout(READY_TIMEOUT, client.list_tables(proto::ListTablesRequest {})).await
         };
-        let mut answers: FuturesUnordered<_> = self.clients.values().map(ask).collect();
+        let mut answers: FuturesUnordered<_> = self.clients().into_iter().map(ask).collect();
         while let Some(answer) = answers.next().await {
             if matches!(answer, Ok(Ok(_))) {
                 return true;

@@ -5,6 +5,7 @@
 //! Keeps P7: waiting for a permit is the back-pressure; permits are served in the order they were asked for (P9).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sluice_shared::error::Error;
@@ -33,13 +34,14 @@ pub struct Admission {
     wal: Wal,
     units: Arc<Semaphore>,
     units_max: usize,
+    refused: Arc<AtomicU64>,
 }
 
 impl Admission {
     /// A budget of `ingress_bytes`.
     pub fn new(pod: PodId, wal: Wal, ingress_bytes: usize) -> Self {
         let units_max = (ingress_bytes / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
-        Self { pod, wal, units: Arc::new(Semaphore::new(units_max)), units_max }
+        Self { pod, wal, units: Arc::new(Semaphore::new(units_max)), units_max, refused: Arc::default() }
     }
 
     /// Whether a new stream may open here.
@@ -50,12 +52,24 @@ impl Admission {
         if !self.wal.status().full {
             return Ok(());
         }
+        self.refused.fetch_add(1, Ordering::Relaxed);
         let message = format!(
             "pod {} takes no new streams: its write-ahead log is full and nothing can be trimmed yet; \
              make room on its disk or wait for its tables to commit",
             self.pod
         );
         Err(Error::busy("wal_full", message, RETRY_AFTER_FULL))
+    }
+
+    /// How much of the budget is in use, in bytes, and how much there is.
+    pub fn used(&self) -> (u64, u64) {
+        let used = self.units_max.saturating_sub(self.units.available_permits());
+        ((used * UNIT_BYTES) as u64, (self.units_max * UNIT_BYTES) as u64)
+    }
+
+    /// Opens that were refused, since the pod's start.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Waits for the budget of a frame of `records` records and `payload_bytes`. One that is larger than the whole budget

@@ -10,15 +10,18 @@ use std::time::{Duration, Instant};
 
 use sluice_shared::error::Error;
 use sluice_shared::ids::PodId;
-use sluice_shared::lifecycle::{OnPanic, TaskScope};
-use sluice_shared::link::{self, PipeListener, PodAddress};
+use sluice_shared::lifecycle::{OnPanic, Phase, TaskScope};
+use sluice_shared::link::{self, PipeDialer, PipeListener, PodAddress};
+use sluice_shared::membership::Membership;
 use sluice_shared::proto::MESSAGE_BYTES_MAX;
 use sluice_shared::proto::pod_server::PodServer;
 use tokio::net::TcpListener;
+use tokio::time::Instant as Now;
 use tonic::transport::server::TcpIncoming;
 
 use crate::admission::Admission;
-use crate::config::PodConfig;
+use crate::config::{Join, PodConfig};
+use crate::duty::{Duty, Parts};
 use crate::lane::{Lanes, Limits};
 use crate::pool::Pool;
 use crate::service::PodService;
@@ -42,11 +45,11 @@ const EXIT_LOG_FAILED: i32 = 74;
 pub enum Listen {
     /// At the address in its configuration.
     Tcp,
-    /// From within this process.
-    Pipe(PipeListener),
+    /// From within this process; who calls has the other end.
+    Pipe(PipeListener, PipeDialer),
 }
 
-/// A running pod.
+/// A running pod. Dropping it cancels its tasks; `end` ends them in good order.
 pub struct Pod {
     id: PodId,
     address: Option<SocketAddr>,
@@ -60,16 +63,11 @@ impl Pod {
     /// # Errors
     /// `Invalid` for a configuration or a log that cannot be used as it is; `Unavailable` where storage or the
     /// address cannot be had.
-    pub async fn start(
-        config: PodConfig,
-        listen: Listen,
-        peers: &[(PodId, PodAddress)],
-    ) -> Result<Self, Error> {
+    pub async fn start(config: PodConfig, listen: Listen, membership: Membership) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
-        // Its own address is not asked for: nobody calls himself.
-        let own = PodAddress::Tcp(config.listen.clone());
-        let pool = Pool::fixed(config.id.clone(), own, &others(&config.id, peers))?;
+        let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
+        scope.spawn("pool", follow(membership.clone(), pool.clone(), scope.clone()));
         let (wal, replay) = open_log(&config).await?;
         let tables = Tables::new(tables_config(&config, pool.clone()), wal.clone(), scope.clone())?;
         let streams = Streams::default();
@@ -82,20 +80,44 @@ impl Pod {
         let lanes = Lanes::start(config.lane_count(), &wal, limits).map_err(|error| {
             Error::unavailable("no_threads", format!("pod {}: cannot start its lanes: {error}", config.id))
         })?;
+        let lanes = Arc::new(lanes);
+        let admission = Admission::new(config.id.clone(), wal.clone(), config.ingress_bytes.as_usize());
+        let duty = Duty::new(Parts {
+            id: config.id.clone(),
+            zone: membership.now().zone.clone(),
+            membership,
+            scope: scope.clone(),
+            admission: admission.clone(),
+            streams: streams.clone(),
+            lanes: Arc::clone(&lanes),
+            tables: tables.clone(),
+            wal: wal.clone(),
+            memory_bytes_max: config.memory_bytes.0,
+            pace: config.pace(),
+        });
         let service = PodService {
             scope: scope.clone(),
-            admission: Admission::new(config.id.clone(), wal.clone(), config.ingress_bytes.as_usize()),
+            admission,
             streams: streams.clone(),
-            lanes: Arc::new(lanes),
+            lanes,
             tables,
             log: LogEntry { log: wal.log_id(), pod: config.id.clone() },
+            duty: duty.clone(),
             pool,
             auto_create: config.auto_create,
             decoded_bytes_max,
         };
         scope.spawn("sweep", sweep(scope.clone(), streams));
+        let in_process = match &listen {
+            Listen::Pipe(_, dialer) => Some(PodAddress::InProcess(dialer.clone())),
+            Listen::Tcp => None,
+        };
         let address = serve(&config, listen, service.clone()).await?;
-        tracing::info!(pod = %config.id, address = ?address, log = %wal.log_id().0, "pod is active");
+        let reached = config.advertise.clone().or_else(|| address.map(|address| address.to_string()));
+        let reached = reached.map(PodAddress::Tcp).or(in_process);
+        let reached = reached.ok_or_else(|| Error::internal("a pod that listens nowhere"))?;
+        duty.listens(reached, config.join == Join::Held);
+        tracing::info!(pod = %config.id, phase = %duty.phase(), address = ?address, log = %wal.log_id().0, "pod is ready");
         Ok(Self { id: config.id, address, service, wal })
     }
 
@@ -109,28 +131,43 @@ impl Pod {
         &self.id
     }
 
-    /// Takes nothing new, makes durable what was accepted, commits it, and ends. The gateways of open streams
-    /// are told to go elsewhere.
+    /// Where it is in its life.
+    pub fn duty(&self) -> &Duty {
+        &self.service.duty
+    }
+
+    /// Takes nothing new, hands over its streams, makes durable what was accepted, commits it, and ends.
     pub async fn drain(self) {
-        tracing::info!(pod = %self.id, streams = self.service.streams.count(), "pod is draining");
-        self.service.scope.drain();
-        let lanes = Arc::clone(&self.service.lanes);
-        let closed = tokio::task::spawn_blocking(move || lanes.close()).await;
-        if closed.is_err() {
-            tracing::error!(pod = %self.id, "a lane panicked while the pod drained");
+        let duty = self.service.duty.clone();
+        if duty.phase() != Phase::Drained {
+            duty.drain(duty.pace());
+            duty.drained().await;
         }
-        self.service.tables.drain().await;
+        self.end().await;
+    }
+
+    /// Ends what has drained.
+    pub async fn end(self) {
         self.service.scope.cancel();
         if let Err(late) = self.service.scope.join(Duration::from_secs(5)).await {
             tracing::warn!(pod = %self.id, tasks = ?late, "tasks did not end in time");
         }
         self.wal.close().await;
-        tracing::info!(pod = %self.id, "pod has drained");
     }
 }
 
-fn others(me: &PodId, pods: &[(PodId, PodAddress)]) -> Vec<(PodId, PodAddress)> {
-    pods.iter().filter(|(id, _)| id != me).cloned().collect()
+/// Keeps the pool as the membership has it.
+async fn follow(membership: Membership, pool: Pool, scope: TaskScope) {
+    let mut members = membership.watch();
+    loop {
+        let newest = Arc::clone(&members.borrow_and_update());
+        pool.update(newest.view(Now::now()));
+        tokio::select! {
+            biased; // the end first
+            () = scope.cancelled() => return,
+            changed = members.changed() => if changed.is_err() { return },
+        }
+    }
 }
 
 fn tables_config(config: &PodConfig, pool: Pool) -> TablesConfig {
@@ -211,7 +248,7 @@ async fn serve(config: &PodConfig, listen: Listen, service: PodService) -> Resul
         async move { scope.cancelled().await }
     };
     let (serving, address): (futures_util::future::BoxFuture<'static, _>, _) = match listen {
-        Listen::Pipe(pipes) => (Box::pin(router.serve_with_incoming_shutdown(pipes, stop)), None),
+        Listen::Pipe(pipes, _) => (Box::pin(router.serve_with_incoming_shutdown(pipes, stop)), None),
         Listen::Tcp => {
             let cannot = |error: std::io::Error| {
                 let message = format!("pod {}: cannot listen on {}: {error}", config.id, config.listen);

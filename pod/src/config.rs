@@ -9,6 +9,9 @@ use std::time::Duration;
 use serde::Deserialize;
 use sluice_shared::config::{ByteSize, ConfigError};
 use sluice_shared::ids::PodId;
+use sluice_shared::link::PodAddress;
+
+use crate::duty::Pace;
 
 /// Smallest log segment: a batch of the largest record has to fit.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
@@ -47,6 +50,36 @@ pub struct PodConfig {
     pub target_file_bytes: ByteSize,
     /// Table versions from one checkpoint to the next.
     pub checkpoint_interval: u64,
+    /// `host:port` by which gateways and other pods reach the pod, where that is not `listen`.
+    pub advertise: Option<String>,
+    /// Whether the pod takes streams once it is ready, or waits to be let in.
+    pub join: Join,
+    /// For how long a drain waits for gateways to take their streams elsewhere.
+    pub drain_timeout_ms: u64,
+    /// How many streams a draining pod hands over in a second.
+    pub drain_streams_per_s: u32,
+    /// What the process does once a drain that it was asked for is done.
+    pub after_drain: AfterDrain,
+}
+
+/// When a pod takes streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Join {
+    /// Once it is ready.
+    Ready,
+    /// Once it is told to.
+    Held,
+}
+
+/// What a process does that holds nothing any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AfterDrain {
+    /// It ends.
+    Exit,
+    /// It waits for its SIGTERM: for orchestrators that would start an ended one again.
+    Wait,
 }
 
 impl Default for PodConfig {
@@ -67,6 +100,11 @@ impl Default for PodConfig {
             flush_interval_ms: 1000,
             target_file_bytes: ByteSize::mib(128),
             checkpoint_interval: 100,
+            advertise: None,
+            join: Join::Ready,
+            drain_timeout_ms: 30_000,
+            drain_streams_per_s: 500,
+            after_drain: AfterDrain::Exit,
         }
     }
 }
@@ -75,6 +113,12 @@ impl PodConfig {
     /// How long a durable record may wait before its table is flushed.
     pub fn flush_interval(&self) -> Duration {
         Duration::from_millis(self.flush_interval_ms)
+    }
+
+    /// How the pod drains unless it is told otherwise.
+    pub fn pace(&self) -> Pace {
+        let patience = Duration::from_millis(self.drain_timeout_ms);
+        Pace { patience, streams_per_s: f64::from(self.drain_streams_per_s) }
     }
 
     /// How many lanes there are.
@@ -106,6 +150,14 @@ impl PodConfig {
                 "pod.ingress_bytes is {}: it has to hold one record of pod.record_bytes_max ({})",
                 self.ingress_bytes, self.record_bytes_max
             ));
+        }
+        if self.drain_streams_per_s == 0 {
+            return refuse("pod.drain_streams_per_s is 0: no stream would ever be handed over".to_owned());
+        }
+        if let Some(address) = &self.advertise
+            && address.parse::<PodAddress>().is_err()
+        {
+            return refuse(format!("pod.advertise is {address:?}: expected host:port"));
         }
         if self.flush_interval_ms == 0 || self.checkpoint_interval == 0 {
             return refuse(

@@ -5,6 +5,8 @@
 
 pub mod config;
 pub mod threads;
+pub mod duty;
+pub mod load;
 pub mod pool;
 pub mod app;
 pub mod service;

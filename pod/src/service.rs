@@ -25,6 +25,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use self::open::{Early, Opened, Opener};
 use crate::admission::Admission;
+use crate::duty::{Duty, Pace};
 use crate::lane::Lanes;
 use crate::pool::Pool;
 use crate::stream::ack::AckTracker;
@@ -61,6 +62,8 @@ pub struct PodService {
     pub tables: Tables,
     /// Its log.
     pub log: LogEntry,
+    /// The pod's phase.
+    pub duty: Duty,
     /// The other pods.
     pub pool: Pool,
     /// Whether tables are made from the first records.
@@ -133,6 +136,27 @@ impl proto::pod_server::Pod for PodService {
         Ok(Response::new(proto::ListTablesResponse { tables }))
     }
 
+    async fn drain(
+        &self,
+        request: Request<proto::DrainRequest>,
+    ) -> Result<Response<proto::PodStatus>, Status> {
+        let proto::DrainRequest { deadline_ms, streams_per_s } = request.into_inner();
+        let Pace { patience, streams_per_s: usual } = self.duty.pace();
+        let patience = if deadline_ms == 0 { patience } else { Duration::from_millis(deadline_ms) };
+        let streams_per_s = if streams_per_s > 0.0 { streams_per_s } else { usual };
+        self.duty.drain(Pace { patience, streams_per_s });
+        Ok(Response::new(self.duty.status()))
+    }
+
+    async fn join(&self, _: Request<proto::JoinRequest>) -> Result<Response<proto::PodStatus>, Status> {
+        self.duty.join()?;
+        Ok(Response::new(self.duty.status()))
+    }
+
+    async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::PodStatus>, Status> {
+        Ok(Response::new(self.duty.status()))
+    }
+
     async fn commit(
         &self,
         request: Request<proto::CommitRequest>,
@@ -187,6 +211,8 @@ enum End {
     Finished,
     /// The gateway went away; it may come back.
     Detached,
+    /// The gateway goes on with the stream at another pod.
+    Left,
     /// The gateway is told why.
     Failed(Error),
 }
@@ -203,6 +229,7 @@ impl Call {
         if let Some(hold) = hold {
             match &end {
                 End::Finished => self.service.streams.end(&hold),
+                End::Left => self.service.streams.leave(&hold),
                 End::Failed(error) if !error.retryable => self.service.streams.end(&hold),
                 End::Detached | End::Failed(_) => hold.detach(),
             }
@@ -238,8 +265,9 @@ impl Call {
         let progress = Arc::clone(&hold.stream.progress);
         let receive = async {
             match receive(&service, &mut self.requests, &hold, early).await {
-                Ok(Some(when)) => drop(finish.send(Some(when))),
-                Ok(None) => return End::Detached,
+                Ok(Last::Finish(when)) => drop(finish.send(Some(when))),
+                Ok(Last::Leave) => return End::Left,
+                Ok(Last::Nothing) => return End::Detached,
                 // Not the stream's failure: it goes on in another call.
                 Err(error) if error.code == SUPERSEDED => return End::Failed(error),
                 Err(error) => progress.fail(error),
@@ -275,21 +303,29 @@ fn superseded(hold: &Hold) -> End {
     }
 }
 
-/// Takes frames until the producer finishes (Some), the gateway goes away (None), or something is wrong.
+/// The last thing that a gateway says in a call.
+enum Last {
+    Finish(proto::Finish),
+    Leave,
+    /// It has gone away without a word.
+    Nothing,
+}
+
+/// Takes frames until the gateway has no more for this call, or something is wrong.
 async fn receive(
     service: &PodService,
     requests: &mut Streaming<proto::StreamRequest>,
     hold: &Hold,
     early: Early,
-) -> Result<Option<proto::Finish>, Error> {
+) -> Result<Last, Error> {
     let lane = service.lanes.of(&hold.stream.id);
     for frame in early.frames {
         for part in parts(hold.stream.encoding, frame) {
             pass(service, &lane, hold, part).await?;
         }
     }
-    if early.finish.is_some() {
-        return Ok(early.finish);
+    if let Some(finish) = early.finish {
+        return Ok(Last::Finish(finish));
     }
     loop {
         let request = tokio::select! {
@@ -297,7 +333,7 @@ async fn receive(
             () = service.scope.draining() => return Err(service.draining()),
             request = requests.message() => request,
         };
-        let Ok(Some(request)) = request else { return Ok(None) };
+        let Ok(Some(request)) = request else { return Ok(Last::Nothing) };
         match request.kind {
             Some(Ask::Frames(frames)) => {
                 for frame in frames.frames {
@@ -306,7 +342,8 @@ async fn receive(
                     }
                 }
             }
-            Some(Ask::Finish(finish)) => return Ok(Some(finish)),
+            Some(Ask::Finish(finish)) => return Ok(Last::Finish(finish)),
+            Some(Ask::Leave(_)) => return Ok(Last::Leave),
             Some(Ask::Open(_)) | None => return Err(unexpected_message()),
         }
     }
@@ -396,6 +433,11 @@ async fn answer(
         }
         if let Some(failure) = failure {
             return End::Failed(failure.clone());
+        }
+        if let Some(reason) = now.handoff.filter(|_| finish.is_none())
+            && !tell(answers, Answer::Handoff(proto::Handoff { reason: reason.to_owned() })).await
+        {
+            return End::Detached;
         }
         if finish.is_some_and(|finish| now.covers(hold.stream.sent_offset(), finish.committed)) {
             let told = tell(answers, Answer::Finished(proto::Finished {})).await;

@@ -11,12 +11,13 @@ pub mod progress;
 pub mod record;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sluice_shared::error::Error;
 use sluice_shared::frame::{Encoding, UnknownFields};
-use sluice_shared::ids::{OffsetRange, SessionId, StreamId, TableId};
+use sluice_shared::ids::{OffsetRange, SessionId, StreamId, TableId, TableName};
 use sluice_shared::requests::{Boundary, RequestSpan};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +32,8 @@ use crate::table::Table;
 /// How long a stream without a call is kept for its gateway to come back. Longer than a gateway tries to reach
 /// a lost pod: a stream that could still be resent must not be forgotten.
 pub const DETACHED_KEPT: Duration = Duration::from_secs(30 * 60);
+/// Over how many seconds a stream's traffic is averaged.
+const RATE_MEMORY_S: f64 = 5.0;
 /// How long a fence waits for what an older session has in flight.
 const FENCE_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -71,6 +74,31 @@ pub struct Stream {
     /// Reads its protobuf or Avro frames.
     pub described: Option<DescribedDecoder>,
     entrance: Mutex<Entrance>,
+    /// Another pod has handed it over.
+    handed_over: bool,
+    /// Since when it has been here.
+    opened: Instant,
+    /// Bytes of frames that were taken since its traffic was last looked at.
+    taken: AtomicU64,
+    /// Its traffic as it was then, in bytes per second.
+    rate: AtomicU64,
+}
+
+/// A stream's traffic.
+#[derive(Debug, Clone)]
+pub struct StreamLoad {
+    /// The stream.
+    pub stream: StreamId,
+    /// Where its records go.
+    pub table: TableName,
+    /// What it sends.
+    pub bytes_per_s: f64,
+    /// For how long it has been here.
+    pub here_for: Duration,
+    /// Whether a gateway holds it.
+    pub held: bool,
+    /// Whether another pod has handed it over.
+    pub handed_over: bool,
 }
 
 /// Who may send, and which offset is next.
@@ -129,6 +157,10 @@ impl Stream {
                 holder_ends: CancellationToken::new(),
                 detached_since: Some(Instant::now()),
             }),
+            handed_over: opening.handed_over,
+            opened: Instant::now(),
+            taken: AtomicU64::new(0),
+            rate: AtomicU64::new(0),
         }
     }
 
@@ -173,6 +205,7 @@ impl Hold {
             Admit::Gap { expected } => return Sent::Gap { expected },
         };
         let here = usize::try_from(here).expect("at most the frame's records");
+        self.stream.taken.fetch_add(frame.payload.len() as u64, Ordering::Relaxed);
         room.send(LaneFrame { stream: Arc::clone(&self.stream), offsets, here, parts: frame });
         Sent::Taken
     }
@@ -213,6 +246,8 @@ pub struct Opening {
     pub whole_requests: bool,
     /// Of a protobuf or Avro stream: reads its frames.
     pub described: Option<DescribedDecoder>,
+    /// Another pod has handed it over.
+    pub handed_over: bool,
 }
 
 /// All streams of this pod.
@@ -311,6 +346,37 @@ impl Streams {
         }
     }
 
+    /// Ends a stream here that goes on at another pod: its table is flushed at once, since what follows there waits for
+    /// what is here.
+    pub fn leave(&self, hold: &Hold) {
+        let stream = &hold.stream;
+        let is_held = stream.entrance().holder == hold.holder;
+        let Some(end) = stream.progress.settled_at(stream.next_offset()).filter(|_| is_held) else {
+            return hold.detach();
+        };
+        let key = (stream.table.id().clone(), stream.id.clone());
+        let mut registry = self.registry();
+        if !registry.open.get(&key).is_some_and(|open| Arc::ptr_eq(open, stream)) {
+            return;
+        }
+        registry.open.remove(&key);
+        if !stream.id.is_ephemeral() {
+            let logged = registry.logged.entry(key).or_default();
+            *logged = stream.reach(end).max(*logged);
+        }
+        stream.table.unfollow(&stream.id, None);
+        drop(registry);
+        stream.table.hurry();
+    }
+
+    /// Asks the gateway of a stream to go on with it at another pod. Whether there is such a stream, held by one.
+    pub fn ask_handoff(&self, stream: &StreamId, table: &TableId, reason: &'static str) -> bool {
+        let key = (table.clone(), stream.clone());
+        let open = self.registry().open.get(&key).cloned();
+        let held = open.filter(|stream| stream.entrance().holder != 0);
+        held.inspect(|stream| stream.progress.ask_handoff(reason)).is_some()
+    }
+
     /// `end` is one more than the last offset that the log holds.
     fn forget(&self, stream: &Arc<Stream>, end: u64) {
         let key = (stream.table.id().clone(), stream.id.clone());
@@ -366,6 +432,34 @@ impl Streams {
                 self.forget(&stream, end);
             }
         }
+    }
+
+    /// The streams that gateways hold at the moment, by table.
+    pub fn held(&self) -> Vec<(TableId, StreamId)> {
+        let registry = self.registry();
+        let held = registry.open.iter().filter(|(_, stream)| stream.entrance().holder != 0);
+        held.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// The traffic of all streams since this was last asked, `elapsed` ago.
+    pub fn traffic(&self, elapsed: Duration) -> Vec<StreamLoad> {
+        let seconds = elapsed.as_secs_f64().max(0.001);
+        let streams: Vec<Arc<Stream>> = self.registry().open.values().cloned().collect();
+        let load = |stream: Arc<Stream>| {
+            let now = stream.taken.swap(0, Ordering::Relaxed) as f64 / seconds;
+            let before = stream.rate.load(Ordering::Relaxed) as f64;
+            let bytes_per_s = before + (now - before) * (elapsed.as_secs_f64() / RATE_MEMORY_S).min(1.0);
+            stream.rate.store(bytes_per_s as u64, Ordering::Relaxed);
+            StreamLoad {
+                stream: stream.id.clone(),
+                table: stream.table.name().clone(),
+                bytes_per_s,
+                here_for: stream.opened.elapsed(),
+                held: stream.entrance().holder != 0,
+                handed_over: stream.handed_over,
+            }
+        };
+        streams.into_iter().map(load).collect()
     }
 
     /// How many streams are open.

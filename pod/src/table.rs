@@ -398,6 +398,15 @@ impl Tables {
         stranded.values().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
+    /// How many tables have records that are durable and not committed, and for how long the oldest has been so.
+    pub fn unfinished(&self) -> (usize, Duration) {
+        let slots: Vec<Slot> = self.open_slots().values().cloned().collect();
+        // One that is just being opened has none.
+        let lags = slots.iter().filter_map(|slot| Some(slot.try_lock().ok()?.as_ref()?.lag()));
+        let lags: Vec<Duration> = lags.filter(|lag| !lag.is_zero()).collect();
+        (lags.len(), lags.into_iter().max().unwrap_or_default())
+    }
+
     /// Bytes that waiting batches hold in memory.
     pub fn memory_bytes(&self) -> u64 {
         self.shared.budget.used()
@@ -503,6 +512,11 @@ impl Table {
     /// commit takes it out of the map (`ended`), unless another log than this pod's may have runs of the table.
     pub fn unfollow(&self, stream: &StreamId, ended: Option<u64>) {
         self.open.unfollow(stream, ended);
+    }
+
+    /// What waits is flushed now, not when its time has come.
+    pub fn hurry(&self) {
+        self.open.hurry();
     }
 
     /// What the table has of the stream, freshly read from it.

@@ -380,6 +380,11 @@ impl Wal {
         self.shared.status()
     }
 
+    /// Resolves when the entries appended so far are durable and their `then`s have run, or the log has failed.
+    pub async fn settled(&self) {
+        self.shared.settled().await;
+    }
+
     /// Takes no more entries, waits until those appended are durable and their `then`s have run (or the log has
     /// failed), ends the threads, and unlocks the directory.
     pub async fn close(&self) {

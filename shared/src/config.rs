@@ -24,7 +24,7 @@ enum ByteSizeText {
 
 /// Variables (without `SLUICE_`) that commands read as flags: what must not stand on a command line, where all users of a
 /// machine see it.
-const OF_COMMANDS: [&str; 3] = ["CLIENT_ID", "CLIENT_SECRET", "TOKEN"];
+const OF_COMMANDS: [&str; 4] = ["CLIENT_ID", "CLIENT_SECRET", "TOKEN", "ADMIN_SECRET"];
 
 const UNITS: [(&str, u64); 9] = [
     ("KiB", 1 << 10),

@@ -1,7 +1,7 @@
 //! The words and rules that both sides of Sluice must agree on.
 //!
 //! *Owns*: ids and their arithmetic, the producers' wire format, requests, CSV as records, protobuf's wire, the
-//! gateway-to-pod service, table specs, the pool view, error kinds, configuration, lifecycle, telemetry.
+//! gateway-to-pod service, table specs, membership and the pool view, error kinds, configuration, lifecycle, telemetry.
 //! *Does not own*: anything that only one crate needs.
 
 pub mod ids;
@@ -14,6 +14,7 @@ pub mod protobuf;
 pub mod proto;
 pub mod table;
 pub mod pool;
+pub mod membership;
 pub mod link;
 pub mod config;
 pub mod lifecycle;

@@ -4,8 +4,10 @@
 //! *Does not own*: what a task does when it is told to drain.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -28,6 +30,36 @@ pub enum Phase {
     /// Holds nothing any more.
     Drained,
 }
+
+impl Phase {
+    const ALL: [(Self, &'static str); 4] = [
+        (Self::Joining, "joining"),
+        (Self::Active, "active"),
+        (Self::Draining, "draining"),
+        (Self::Drained, "drained"),
+    ];
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::ALL.iter().find(|(phase, _)| phase == self).map_or("", |(_, name)| name);
+        f.write_str(name)
+    }
+}
+
+impl FromStr for Phase {
+    type Err = UnknownPhase;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPhase> {
+        let phase = Self::ALL.iter().find(|(_, name)| *name == text).map(|(phase, _)| *phase);
+        phase.ok_or_else(|| UnknownPhase(text.to_owned()))
+    }
+}
+
+/// A phase that there is not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no phase of a pod: expected joining, active, draining or drained")]
+pub struct UnknownPhase(String);
 
 /// What a panic in a task ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! How to reach a pod: over TCP, or over an in-process pipe that carries the very same service.
 //!
-//! *Owns*: pod addresses, opening a channel to one, the pipe's two ends.
+//! *Owns*: pod addresses, opening a channel to one and cutting it, the pipe's two ends.
 //! *Does not own*: retries, and what is said over the channel.
 
 use std::fmt;
@@ -11,8 +11,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use tokio::io::DuplexStream;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::error::Error;
@@ -40,6 +42,18 @@ pub enum PodAddress {
     /// In this very process.
     InProcess(PipeDialer),
 }
+
+impl PartialEq for PodAddress {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Tcp(one), Self::Tcp(other)) => one == other,
+            (Self::InProcess(one), Self::InProcess(other)) => one.pipes.same_channel(&other.pipes),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for PodAddress {}
 
 impl FromStr for PodAddress {
     type Err = Error;
@@ -72,37 +86,124 @@ impl fmt::Debug for PodAddress {
     }
 }
 
+/// A channel to a pod, which can be cut.
+#[derive(Clone)]
+pub struct PodLink {
+    /// What calls go over.
+    pub channel: Channel,
+    cut: CancellationToken,
+}
+
+impl PodLink {
+    /// Ends the connection at once, and with it all calls: for a pod that others say is lost, since one that has only
+    /// stopped keeps its connections. The link cannot be used any more.
+    pub fn cut(&self) {
+        self.cut.cancel();
+    }
+}
+
 /// Opens a channel to a pod. Does not wait for the pod: the first call connects, and a lost connection is
 /// made again by the next call.
 ///
 /// # Errors
 /// `Invalid` where the address is no authority.
 pub fn channel(address: &PodAddress) -> Result<Channel, Error> {
+    link(address).map(|link| link.channel)
+}
+
+/// As `channel`, with the means to cut it.
+///
+/// # Errors
+/// As `channel`.
+pub fn link(address: &PodAddress) -> Result<PodLink, Error> {
     let authority = match address {
-        PodAddress::Tcp(authority) => authority.as_str(),
-        PodAddress::InProcess(_) => "in-process.invalid",
+        PodAddress::Tcp(authority) => authority.clone(),
+        PodAddress::InProcess(_) => "in-process.invalid".to_owned(),
     };
     let endpoint = Endpoint::from_shared(format!("http://{authority}"))
         .map_err(|error| {
             Error::invalid("invalid_pod_address", format!("pod address {authority:?}: {error}"))
         })?
         .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
         .initial_connection_window_size(LINK_WINDOW_BYTES)
         .initial_stream_window_size(CALL_WINDOW_BYTES)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
-    Ok(match address {
-        PodAddress::Tcp(_) => endpoint.connect_lazy(),
-        PodAddress::InProcess(dialer) => {
-            let dialer = dialer.clone();
+    let cut = CancellationToken::new();
+    let channel = match address {
+        PodAddress::Tcp(_) => {
+            let cut = cut.clone();
             endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
-                let dialer = dialer.clone();
-                async move { dialer.dial().await.map(TokioIo::new) }
+                let (authority, cut) = (authority.clone(), cut.clone());
+                async move {
+                    let stream = TcpStream::connect(authority).await?;
+                    stream.set_nodelay(true)?;
+                    io::Result::Ok(TokioIo::new(Severable::new(stream, cut)))
+                }
             }))
         }
-    })
+        PodAddress::InProcess(dialer) => {
+            let (dialer, cut) = (dialer.clone(), cut.clone());
+            endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
+                let (dialer, cut) = (dialer.clone(), cut.clone());
+                async move { dialer.dial().await.map(|pipe| TokioIo::new(Severable::new(pipe, cut))) }
+            }))
+        }
+    };
+    Ok(PodLink { channel, cut })
+}
+
+/// A connection that ends when it is cut.
+struct Severable<S> {
+    io: S,
+    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl<S> Severable<S> {
+    fn new(io: S, cut: CancellationToken) -> Self {
+        Self { io, cut: Box::pin(cut.cancelled_owned()) }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Severable<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.cut.as_mut().poll(cx).is_ready() {
+            let message = "the pod is lost: nothing is heard of it";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, message)));
+        }
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Severable<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
 }
 
 /// A server builder whose windows and keep-alives fit what `channel` asks for.

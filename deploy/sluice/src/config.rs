@@ -10,6 +10,7 @@ use serde::Deserialize;
 use sluice_gateway::GatewayConfig;
 use sluice_pod::config::PodConfig;
 use sluice_shared::config::{self, Loaded};
+use sluice_shared::membership::ClusterConfig;
 use sluice_shared::telemetry::{self, LogFormat};
 
 /// Everything that a configuration file can say.
@@ -20,6 +21,8 @@ pub(crate) struct Config {
     pub(crate) gateway: GatewayConfig,
     /// The pod; in `sluice up`, what its pods have in common.
     pub(crate) pod: PodConfig,
+    /// How gateways and pods find each other.
+    pub(crate) cluster: ClusterConfig,
     /// The log lines.
     pub(crate) log: LogConfig,
 }
@@ -37,14 +40,14 @@ pub(crate) struct LogConfig {
 impl Default for LogConfig {
     fn default() -> Self {
         Self {
-            filter: "info,delta_kernel=warn,delta_kernel_default_engine=warn".to_owned(),
+            filter: "info,chitchat=warn,delta_kernel=warn,delta_kernel_default_engine=warn".to_owned(),
             format: LogFormat::Text,
         }
     }
 }
 
 /// The sections that there are.
-const SECTIONS: [&str; 3] = ["gateway", "pod", "log"];
+const SECTIONS: [&str; 4] = ["gateway", "pod", "cluster", "log"];
 
 impl Config {
     /// Reads the file and the environment, and sets up the log.

@@ -1,4 +1,4 @@
-//! One HTTP GET to a gateway.
+//! One HTTP request to a gateway, or to its admin API.
 //!
 //! *Owns*: as much of HTTP/1.1 as that takes: one request, one connection, a body up to its end.
 //! *Does not own*: what the answers mean.
@@ -83,6 +83,26 @@ async fn get(url: &str, path: &str, client: &Client) -> Result<Answer> {
     tokio::time::timeout(TIMEOUT, exchange)
         .await
         .with_context(|| format!("{url} did not answer GET {path} within {} s", TIMEOUT.as_secs()))?
+}
+
+/// Asks the admin API at `url`, `http://host:port`.
+pub(crate) async fn ask_admin(url: &str, method: &str, path: &str, secret: Option<&str>) -> Result<Answer> {
+    let authority = url.strip_prefix("http://").unwrap_or(url).trim_end_matches('/');
+    let exchange = async {
+        let tcp = TcpStream::connect(authority).await.with_context(|| {
+            format!("cannot reach an admin API at {url}: `sluice gateway` and `sluice up` print where theirs is (--admin)")
+        })?;
+        let bearer = secret.map(|secret| format!("Authorization: Bearer {secret}\r\n")).unwrap_or_default();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\nContent-Length: 0\r\n{bearer}\r\n"
+        );
+        let lost = || format!("{url} closed the connection before it answered {method} {path}");
+        let bytes = ask(tcp, &request).await.with_context(lost)?;
+        parse(&bytes).with_context(|| format!("{url} does not answer like an admin API"))
+    };
+    tokio::time::timeout(TIMEOUT, exchange)
+        .await
+        .with_context(|| format!("{url} did not answer {method} {path} within {} s", TIMEOUT.as_secs()))?
 }
 
 async fn ask(mut io: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> std::io::Result<Vec<u8>> {

@@ -6,8 +6,10 @@
 #![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic when nobody reads: use `print`")]
 
 mod auth;
+mod cluster;
 mod config;
 mod http;
+mod pool;
 mod print;
 mod send;
 mod tables;
@@ -41,6 +43,16 @@ enum Command {
     Send(send::SendArgs),
     /// Lists the tables, or describes one.
     Tables(tables::TablesArgs),
+    /// Shows the pods of the pool.
+    Pods(pool::PodsArgs),
+    /// Asks a pod to hand over its streams, commit what it has, and end.
+    Drain(pool::DrainArgs),
+    /// Lets a pod in that waits for it, or takes a drain back.
+    Join(pool::JoinArgs),
+    /// Shows where a stream to a table would go now, and why.
+    Explain(pool::ExplainArgs),
+    /// Shows the pool as it changes: pods, their load, streams, MB/s, lag.
+    Top(pool::TopArgs),
     /// Makes a secret for a client, and the hash that the gateway's configuration knows it by.
     Secret,
 }
@@ -68,6 +80,11 @@ fn main() -> ExitCode {
                 config::Config::check_environment()?;
                 tables::run(args).await
             }
+            Command::Pods(args) => pool::pods(args).await,
+            Command::Drain(args) => pool::drain(args).await,
+            Command::Join(args) => pool::join(args).await,
+            Command::Explain(args) => pool::explain(args).await,
+            Command::Top(args) => pool::top(args).await,
             Command::Secret => auth::secret(),
         }
     });

@@ -15,10 +15,12 @@ use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::PodConfig;
 use sluice_shared::config::{ByteSize, Loaded};
 use sluice_shared::ids::PodId;
-use sluice_shared::lifecycle::{Hangups, terminated};
+use sluice_shared::lifecycle::{Hangups, OnPanic, TaskScope, terminated};
 use sluice_shared::link::{self, PodAddress};
+use sluice_shared::membership::Membership;
 use tokio::net::{TcpListener, UdpSocket};
 
+use crate::cluster::{self, ClusterArgs};
 use crate::config::Config;
 use crate::print;
 
@@ -61,6 +63,8 @@ pub(crate) struct GatewayArgs {
     /// Where producers connect over TLS [default: off]; needs gateway.tls_cert and gateway.tls_key.
     #[arg(long, value_name = "HOST:PORT")]
     tls_listen: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// A pod, as `id=host:port`. May be given more than once.
     #[arg(long = "pod", value_name = "ID=HOST:PORT")]
     pods: Vec<String>,
@@ -78,6 +82,8 @@ pub(crate) struct PodArgs {
     /// Where its write-ahead log and the tables are kept, laid out as by `sluice up`.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Another pod of the pool, as `id=host:port`. May be given more than once.
     #[arg(long = "peer", value_name = "ID=HOST:PORT")]
     peers: Vec<String>,
@@ -130,15 +136,16 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
         .iter()
         .map(|(id, (dialer, _))| (id.clone(), PodAddress::InProcess(dialer.clone())))
         .collect();
+    let membership = Membership::fixed(addresses);
     let mut pods = Vec::new();
-    for (id, (_, listener)) in listeners {
+    for (id, (dialer, listener)) in listeners {
         let shared = config.pod.clone();
         let memory_bytes = ByteSize(shared.memory_bytes.0 / args.pods as u64);
         let pod = PodConfig { memory_bytes, ..below(&args.data, PodConfig { id, ..shared }) };
-        pods.push(Pod::start(pod, Listen::Pipe(listener), &addresses).await?);
+        pods.push(Pod::start(pod, Listen::Pipe(listener, dialer), membership.clone()).await?);
     }
     let certificate = config.gateway.tls_cert.clone().unwrap_or_default();
-    let gateway = Gateway::start(config.gateway, addresses).await?;
+    let gateway = Gateway::start(config.gateway, membership).await?;
     print::answer(format_args!("sluice is up: {} pod(s) in this process", pods.len()))?;
     let certificate = certificate.display();
     if let Some(address) = gateway.plain_address() {
@@ -152,6 +159,9 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     }
     let scheme = if gateway.plain_address().is_some() { "http" } else { "https" };
     print::answer(format_args!("  tables      {scheme}://{}/v1/tables", gateway.address()))?;
+    if let Some(address) = gateway.admin_address() {
+        print::answer(format_args!("  admin API   http://{address}/v1/pods"))?;
+    }
     print::answer(format_args!("  data        {}", args.data.display()))?;
     print::answer("Ctrl-C drains: everything accepted is committed before the exit.")?;
     run_until_signal(async move {
@@ -163,7 +173,9 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
 
 /// Runs a gateway alone.
 pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::Result<ExitCode> {
-    let mut config = Config::load(file)?.config.gateway;
+    let loaded = Config::load(file)?.config;
+    let (mut config, cluster) = (loaded.gateway, args.cluster.over(loaded.cluster));
+    cluster.validate()?;
     config.listen = args.listen.unwrap_or(config.listen);
     config.tls_listen = args.tls_listen.or(config.tls_listen);
     config.validate()?;
@@ -173,10 +185,12 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
         pods.push((entry.id.clone(), entry.address.parse()?));
     }
     anyhow::ensure!(
-        !pods.is_empty(),
-        "a gateway needs a pod: give --pod ID=HOST:PORT, or [[gateway.pods]] in the file"
+        !pods.is_empty() || cluster.gossip_listen.is_some(),
+        "a gateway needs pods: give --gossip-listen and --seed to find them, or --pod ID=HOST:PORT"
     );
-    let gateway = Gateway::start(config, pods).await?;
+    let scope = TaskScope::new(OnPanic::EndTask);
+    let membership = cluster::join(&cluster, &cluster::gateway_name(), pods, &scope).await?;
+    let gateway = Gateway::start(config, membership).await?;
     if let Some(address) = gateway.plain_address() {
         print::answer(format_args!("gateway listens on ws://{address}"))?;
     }
@@ -186,12 +200,17 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
     if let Some(address) = gateway.quic_address() {
         print::answer(format_args!("gateway listens on quic://{address}"))?;
     }
+    if let Some(address) = gateway.admin_address() {
+        print::answer(format_args!("  admin API   http://{address}/v1/pods"))?;
+    }
     run_until_signal(async move { gateway.drain(GATEWAY_DRAIN).await }).await
 }
 
 /// Runs a pod alone.
 pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<ExitCode> {
-    let mut config = Config::load(file)?.config.pod;
+    let loaded = Config::load(file)?.config;
+    let (mut config, cluster) = (loaded.pod, args.cluster.over(loaded.cluster));
+    cluster.validate()?;
     config.id = args.id.unwrap_or(config.id);
     config.listen = args.listen.unwrap_or(config.listen);
     config.auto_create = args.auto_create.unwrap_or(config.auto_create);
@@ -202,7 +221,10 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     config.validate()?;
     check_listen(&config.listen, "pod.listen").await?;
     args.data.as_deref().map_or(Ok(()), make_data_dir)?;
-    let pod = Pod::start(config, Listen::Tcp, &pod_addresses(&args.peers)?).await?;
+    let scope = TaskScope::new(OnPanic::EndTask);
+    let peers = pod_addresses(&args.peers)?;
+    let membership = cluster::join(&cluster, config.id.as_str(), peers, &scope).await?;
+    let pod = Pod::start(config, Listen::Tcp, membership).await?;
     if let Some(address) = pod.address() {
         print::answer(format_args!("pod {} listens on {address}", pod.id()))?;
     }

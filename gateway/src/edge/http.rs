@@ -43,7 +43,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Base64 of the 16 bytes that RFC 6455 asks for.
 const WEBSOCKET_KEY_CHARS: usize = 24;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+pub(crate) const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 const TABLES: &str = "/v1/tables/";
 
 const ABOUT: &str = "\
@@ -96,9 +96,9 @@ pub(crate) fn echo_router(app: Arc<App>) -> Router {
 }
 
 /// An error with the status and headers that HTTP has for it.
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     pub(super) error: Box<Error>,
-    pub(super) status: StatusCode,
+    pub(crate) status: StatusCode,
     pub(super) header: Option<(HeaderName, HeaderValue)>,
 }
 
@@ -116,7 +116,7 @@ impl From<Error> for Refusal {
 }
 
 impl Refusal {
-    pub(super) fn with(code: &str, message: impl Into<String>, status: StatusCode) -> Self {
+    pub(crate) fn with(code: &str, message: impl Into<String>, status: StatusCode) -> Self {
         Self { error: Box::new(Error::invalid(code, message)), status, header: None }
     }
 
@@ -141,7 +141,7 @@ impl IntoResponse for Refusal {
 #[derive(Clone)]
 pub(crate) struct Code(pub(crate) Error);
 
-pub(super) fn json_response(body: impl Into<Body>) -> Response {
+pub(crate) fn json_response(body: impl Into<Body>) -> Response {
     ([(CONTENT_TYPE, JSON)], body.into()).into_response()
 }
 

@@ -170,6 +170,11 @@ impl Window {
         self.sent < self.frames.len() || self.merging.is_some()
     }
 
+    /// Whether something was sent to the present pod and is not durable yet.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.sent > 0
+    }
+
     /// Takes the next `count` records. None, and nothing is changed, where their offsets would not fit in 64 bits.
     pub(crate) fn push(&mut self, count: u32, payload: Bytes) -> Option<OffsetRange> {
         let range = OffsetRange::from_count(self.next_offset, u64::from(count))?;

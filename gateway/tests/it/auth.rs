@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use sluice_gateway::{ClientEntry, Gateway, GatewayConfig, SecretHash};
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{FinishWhen, GatewayFrame};
+use sluice_shared::membership::Membership;
 use sluice_shared::proto::flight::FlightData;
 use sluice_shared::proto::flight::flight_service_client::FlightServiceClient;
 use sluice_shared::proto::zerobus::ephemeral_stream_request::Payload as Ask;
@@ -627,7 +628,7 @@ async fn what_cannot_guard_does_not_start() {
             vec![ClientEntry { id: "a".to_owned(), secret_sha256: SecretHash::of("a"), grants: Vec::new() }];
         let clients = if token_key.is_some() { clients } else { Vec::new() };
         let config = GatewayConfig { listen: listen.to_owned(), clients, token_key, ..Default::default() };
-        Gateway::start(config, Vec::new()).await.err().expect("refused").to_string()
+        Gateway::start(config, Membership::fixed(Vec::new())).await.err().expect("refused").to_string()
     };
     let nobody_said = start("0.0.0.0:0", None).await;
     assert!(nobody_said.contains("gateway.clients") && nobody_said.contains("gateway.auth"), "{nobody_said}");

@@ -16,6 +16,7 @@ use sluice_shared::frame::{Finish, FinishWhen, GatewayFrame, ProducerFrame};
 use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use sluice_shared::link::{self, PodAddress};
+use sluice_shared::membership::Membership;
 use sluice_shared::proto::pod_server::{Pod, PodServer};
 use sluice_shared::proto::stream_request::Kind as Asked;
 use sluice_shared::proto::stream_response::Kind as Answer;
@@ -60,6 +61,8 @@ pub(crate) struct Memory {
     pub(crate) frames: Vec<Vec<proto::Frame>>,
     pub(crate) finishes: Vec<proto::Finish>,
     pub(crate) specs: Vec<Bytes>,
+    /// Calls whose streams have left.
+    pub(crate) leaves: Vec<usize>,
     calls: Vec<Answers>,
 }
 
@@ -165,6 +168,7 @@ impl FakePod {
         let mut answers = Vec::new();
         self.tell(|memory| match asked {
             Asked::Open(_) => {}
+            Asked::Leave(_) => memory.leaves.push(call),
             Asked::Finish(finish) => {
                 memory.finishes.push(finish);
                 if memory.acks {
@@ -289,6 +293,23 @@ impl Pod for FakePod {
         Ok(Response::new(proto::ListTablesResponse { tables: vec!["main.default.flights".to_owned()] }))
     }
 
+    async fn drain(
+        &self,
+        request: Request<proto::DrainRequest>,
+    ) -> Result<Response<proto::PodStatus>, Status> {
+        let proto::DrainRequest { deadline_ms, .. } = request.into_inner();
+        let phase = "draining".to_owned();
+        Ok(Response::new(proto::PodStatus { phase, deadline_ms, ..proto::PodStatus::default() }))
+    }
+
+    async fn join(&self, _: Request<proto::JoinRequest>) -> Result<Response<proto::PodStatus>, Status> {
+        Ok(Response::new(proto::PodStatus { phase: "active".to_owned(), ..proto::PodStatus::default() }))
+    }
+
+    async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::PodStatus>, Status> {
+        Ok(Response::new(proto::PodStatus { phase: "active".to_owned(), ..proto::PodStatus::default() }))
+    }
+
     async fn commit(
         &self,
         _: Request<proto::CommitRequest>,
@@ -312,7 +333,9 @@ pub(crate) async fn gateway(pods: &[&FakePod]) -> Gateway {
 pub(crate) async fn gateway_with(pods: &[&FakePod], change: impl FnOnce(&mut GatewayConfig)) -> Gateway {
     let mut config = GatewayConfig { listen: "127.0.0.1:0".to_owned(), ..GatewayConfig::default() };
     change(&mut config);
-    Gateway::start(config, pods.iter().map(|pod| pod.address()).collect()).await.expect("starts")
+    Gateway::start(config, Membership::fixed(pods.iter().map(|pod| pod.address()).collect()))
+        .await
+        .expect("starts")
 }
 
 /// A producer with a WebSocket.

@@ -7,7 +7,7 @@ use sluice_shared::frame::GatewayFrame;
 use sluice_shared::proto::stream_response::Kind as Answer;
 use sluice_shared::proto::{self};
 
-use crate::harness::{FakePod, Producer, gateway, gateway_with, metric};
+use crate::harness::{FakePod, Memory, Producer, gateway, gateway_with, metric};
 
 #[tokio::test]
 async fn a_replay_is_the_same_frames_and_the_producer_sees_nothing() {
@@ -51,6 +51,73 @@ async fn a_killed_pods_streams_go_on_at_another() {
     assert_eq!(first.see(|memory| memory.payload()), second.see(|memory| memory.payload()));
     second.ack(1).await;
     producer.until_durable(0).await;
+}
+
+fn handoff() -> Answer {
+    Answer::Handoff(proto::Handoff { reason: "its pod drains".to_owned() })
+}
+
+#[tokio::test]
+async fn a_stream_that_is_handed_over_goes_on_at_another_pod_without_a_replay() {
+    let pods = [FakePod::start("pod-1"), FakePod::start("pod-2")];
+    pods.iter().for_each(|pod| pod.tell(|memory| memory.acks = false));
+    let gateway = gateway(&[&pods[0], &pods[1]]).await;
+    let mut producer = Producer::framed(&gateway).await;
+    producer.records(0, 2, "{\"a\":1}\n{\"b\":2}").await;
+    let at = pods.iter().position(|pod| pod.see(|memory| !memory.opens.is_empty())).expect("one has it");
+    let (first, second) = (&pods[at], &pods[1 - at]);
+    first.until("the records", |memory| memory.records() == 2).await;
+    first.answer(Ok(handoff())).await;
+    // It comes behind the handoff, and is not for this pod any more.
+    producer.records(2, 1, "{\"c\":3}").await;
+    assert!(second.see(|memory| memory.opens.is_empty()), "what was sent is not durable yet");
+    first.ack(2).await;
+    second.until("the third record", |memory| memory.records() == 1).await;
+    first.until("the leave", |memory| memory.leaves == [0]).await;
+    let (old, new) =
+        (first.see(|memory| memory.opens[0].clone()), second.see(|memory| memory.opens[0].clone()));
+    assert_eq!((&new.stream, new.session, new.resume_at), (&old.stream, old.session, Some(2)));
+    assert_eq!(first.see(Memory::records), 2);
+    second.ack(3).await;
+    producer.until_durable(2).await;
+    assert_eq!(metric(gateway.address(), "sluice_gateway_handoffs_total").await, 1);
+    assert_eq!(metric(gateway.address(), "sluice_gateway_replayed_frames_total").await, 0);
+    assert_eq!(metric(gateway.address(), "sluice_gateway_reopens_total").await, 0);
+}
+
+#[tokio::test]
+async fn a_stream_that_no_other_pod_takes_stays_where_it_is() {
+    let pod = FakePod::start("pod-1");
+    let gateway = gateway(&[&pod]).await;
+    let mut producer = Producer::framed(&gateway).await;
+    producer.records(0, 1, "{\"a\":1}").await;
+    producer.until_durable(0).await;
+    for offset in 1..4 {
+        pod.answer(Ok(handoff())).await;
+        producer.records(offset, 1, "{\"b\":2}").await;
+        producer.until_durable(offset).await;
+    }
+    pod.see(|memory| assert_eq!((memory.opens.len(), memory.leaves.len()), (1, 0)));
+}
+
+#[tokio::test]
+async fn a_pod_that_dies_while_it_hands_over_costs_a_replay() {
+    let pods = [FakePod::start("pod-1"), FakePod::start("pod-2")];
+    pods.iter().for_each(|pod| pod.tell(|memory| memory.acks = false));
+    let gateway = gateway(&[&pods[0], &pods[1]]).await;
+    let mut producer = Producer::framed(&gateway).await;
+    producer.records(0, 1, "{\"a\":1}").await;
+    let at = pods.iter().position(|pod| pod.see(|memory| !memory.opens.is_empty())).expect("one has it");
+    let (first, second) = (&pods[at], &pods[1 - at]);
+    first.until("the record", |memory| memory.records() == 1).await;
+    first.answer(Ok(handoff())).await;
+    producer.records(1, 1, "{\"b\":2}").await;
+    first.kill();
+    first.break_call().await;
+    second.until("both records", |memory| memory.records() == 2).await;
+    second.ack(2).await;
+    producer.until_durable(1).await;
+    assert!(first.see(|memory| memory.leaves.is_empty()));
 }
 
 #[tokio::test]

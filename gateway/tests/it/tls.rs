@@ -11,6 +11,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, SupportedProtocolVersion};
 use sluice_gateway::{Gateway, GatewayConfig, make_self_signed};
+use sluice_shared::membership::Membership;
 use sluice_shared::proto::zerobus::ephemeral_stream_request::Payload as Ask;
 use sluice_shared::proto::zerobus::zerobus_client::ZerobusClient;
 use sluice_shared::proto::zerobus::{CreateIngestStreamRequest, EphemeralStreamRequest, RecordType};
@@ -214,7 +215,7 @@ async fn the_plain_port_can_be_off() {
         tls_key: Some(key),
         ..GatewayConfig::default()
     };
-    let gateway = Gateway::start(config, Vec::new()).await.expect("starts");
+    let gateway = Gateway::start(config, Membership::fixed(Vec::new())).await.expect("starts");
     assert_eq!((gateway.plain_address(), gateway.tls_address()), (None, Some(gateway.address())));
     assert!(gateway.quic_address().is_some(), "over QUIC too, at the address of TLS");
     gateway.drain(Duration::from_secs(5)).await;

@@ -136,6 +136,18 @@ impl Pod for Service {
         Ok(Response::new(proto::ListTablesResponse { tables: Vec::new() }))
     }
 
+    async fn drain(&self, _: Request<proto::DrainRequest>) -> Result<Response<proto::PodStatus>, Status> {
+        Err(not_here())
+    }
+
+    async fn join(&self, _: Request<proto::JoinRequest>) -> Result<Response<proto::PodStatus>, Status> {
+        Err(not_here())
+    }
+
+    async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::PodStatus>, Status> {
+        Err(not_here())
+    }
+
     async fn commit(
         &self,
         _: Request<proto::CommitRequest>,
@@ -175,7 +187,7 @@ fn answer(asked: Asked, tally: &Tally) -> Result<Answer, Status> {
                 durable_next.ok_or_else(|| Status::invalid_argument("a request without frames"))?;
             Answer::Ack(proto::Ack { durable_next, committed_next: 0, version: 0 })
         }
-        Asked::Finish(_) => Answer::Finished(proto::Finished {}),
+        Asked::Finish(_) | Asked::Leave(_) => Answer::Finished(proto::Finished {}),
     })
 }
 

@@ -95,6 +95,7 @@ struct Wish {
     whole_requests: bool,
     existence: proto::Existence,
     client: Option<String>,
+    handed_over: bool,
 }
 
 impl Wish {
@@ -155,6 +156,7 @@ impl TryFrom<proto::Open> for Wish {
             may_create: !open.may_not_create,
             whole_requests: open.whole_requests,
             existence,
+            handed_over: open.handed_over,
             client: Some(open.client).filter(|client| !client.is_empty()),
         })
     }
@@ -188,6 +190,7 @@ impl Opener<'_> {
                 format!("table {} takes no records from producers: it is for rejected ones", wish.table);
             return Err(End::Failed(Error::invalid("reserved_table", message)));
         }
+        self.service.duty.check_open().map_err(End::Failed)?;
         self.service.admission.check_open().map_err(End::Failed)?;
         match self.table(&wish).await.map_err(End::Failed)? {
             Some(table) => {
@@ -260,7 +263,16 @@ impl Opener<'_> {
     ) -> Result<Opened, Error> {
         let Place { id, session, next_offset, resume_at, .. } = place.clone();
         let Wish { encoding, unknown, whole_requests, .. } = *wish;
-        let opening = Opening { id, session, table, encoding, unknown, whole_requests, described };
+        let opening = Opening {
+            id,
+            session,
+            table,
+            encoding,
+            unknown,
+            whole_requests,
+            described,
+            handed_over: wish.handed_over,
+        };
         let decoded_bytes_max = self.service.decoded_bytes_max;
         let hold = self.service.streams.open(opening, next_offset, resume_at, decoded_bytes_max)?;
         Ok(Opened { hold, early: Early::default(), resume_at })
@@ -357,7 +369,9 @@ impl Opener<'_> {
                     early.finish = Some(finish);
                     break;
                 }
-                Some(Ask::Open(_)) | None => return Err(End::Failed(super::unexpected_message())),
+                Some(Ask::Open(_) | Ask::Leave(_)) | None => {
+                    return Err(End::Failed(super::unexpected_message()));
+                }
             }
         }
         Ok(early)

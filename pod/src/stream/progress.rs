@@ -38,6 +38,8 @@ pub struct Progress {
     pub fault_at: Option<u64>,
     /// Refusals that are not yet told. They come before the ack that covers them.
     pub refusals: Vec<Refusal>,
+    /// Its gateway is to go on with it elsewhere; why.
+    pub handoff: Option<&'static str>,
     /// What is in the log already, and is sent again only for its refusals. Its start rises as that is judged.
     pub again: OffsetRange,
 }
@@ -87,6 +89,12 @@ impl StreamProgress {
         drop(state);
         self.changed.notify_one();
         self.moved.notify_waiters();
+    }
+
+    /// The stream's gateway is to go on with it elsewhere.
+    pub fn ask_handoff(&self, reason: &'static str) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).handoff = Some(reason);
+        self.changed.notify_one();
     }
 
     /// The request that ends there is durable, and all before it are.
@@ -163,6 +171,7 @@ impl StreamProgress {
             .partition(|refusal| refusal.offset < durable_next);
         state.refusals = early;
         let taken = Progress { refusals, ..*state };
+        state.handoff = None;
         drop(state);
         if !taken.refusals.is_empty() {
             self.moved.notify_waiters();

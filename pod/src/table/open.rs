@@ -70,6 +70,8 @@ pub(super) struct Waiting {
     pub(super) entries: VecDeque<Entry>,
     pub(super) bytes: u64,
     pub(super) since: Option<Instant>,
+    /// What waits is to be flushed now.
+    pub(super) hurried: bool,
     pub(super) drains: Vec<oneshot::Sender<()>>,
     /// The task is gone: nothing is taken any more.
     pub(super) ended: bool,
@@ -283,6 +285,12 @@ impl OpenTable {
         for progress in lock(&self.followers).values() {
             progress.fail(error.clone());
         }
+        self.wake.notify_one();
+    }
+
+    /// What waits is flushed now, not when its time has come.
+    pub(super) fn hurry(&self) {
+        lock(&self.waiting).hurried = true;
         self.wake.notify_one();
     }
 

@@ -234,15 +234,16 @@ impl TableTask {
         }
         let next = self.next_of(&mut views, &mut moves, ask_at).await;
         (self.views, self.moves) = (views, moves);
-        let is_full = || lock(&self.table.waiting).bytes >= self.table.config.target_file_bytes;
         // Held runs have waited enough.
-        self.is_urgent = !matches!(next, Next::Flush) || is_full() || self.is_hasty();
+        self.is_urgent = !matches!(next, Next::Flush) || self.is_hasty();
         next
     }
 
-    /// Somebody waits until nothing is left.
+    /// Somebody waits for the flush, or it is one by size.
     fn is_hasty(&self) -> bool {
-        !lock(&self.table.waiting).drains.is_empty() || self.scope.is_draining()
+        let waiting = lock(&self.table.waiting);
+        let is_full = waiting.bytes >= self.table.config.target_file_bytes;
+        is_full || waiting.hurried || !waiting.drains.is_empty() || self.scope.is_draining()
     }
 
     async fn next_of(
@@ -259,7 +260,7 @@ impl TableTask {
             }
             let (is_due, since, drains) = {
                 let waiting = lock(&table.waiting);
-                let is_full = waiting.bytes >= table.config.target_file_bytes;
+                let is_full = waiting.hurried || waiting.bytes >= table.config.target_file_bytes;
                 (is_full, waiting.since, !waiting.drains.is_empty())
             };
             let is_hasty = drains || self.scope.is_draining();
@@ -300,6 +301,7 @@ impl TableTask {
     fn take(&self) -> Vec<Entry> {
         let most = self.table.config.target_file_bytes.saturating_mul(files_at_once() as u64);
         let mut waiting = lock(&self.table.waiting);
+        waiting.hurried = false;
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while let Some(entry) =
             waiting.entries.pop_front_if(|entry| bytes == 0 || bytes + entry.bytes <= most)

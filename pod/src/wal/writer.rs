@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sluice_shared::ids::{Epoch, LogId, PodId, WalPosition};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 
 use super::disk::{AlignedBuffer, Disk, SegmentFile, WRITERS};
 use super::replay::Recovered;
@@ -145,6 +145,8 @@ pub(super) struct Shared {
     pub(super) slots: Arc<Semaphore>,
     pub(super) gate: watch::Sender<Gate>,
     pub(super) ended: watch::Sender<bool>,
+    /// Each time when nothing is left to tell.
+    told: Notify,
 }
 
 /// A group that a writer has taken and must write.
@@ -314,6 +316,7 @@ impl Shared {
             slots: Arc::new(Semaphore::new(SLOTS)),
             gate: watch::Sender::new(Gate::Open),
             ended: watch::Sender::new(false),
+            told: Notify::new(),
         }
     }
 
@@ -547,6 +550,29 @@ impl Shared {
             self.wake_writer(&state);
         }
         state.delivering = false;
+        drop(state);
+        self.told.notify_waiters();
+    }
+
+    /// Whether all that was appended is durable, and told.
+    fn is_settled(&self) -> bool {
+        let state = self.lock();
+        // Without the chain a writer forms a group that is in neither.
+        let is_forming = state.chain.is_none();
+        let is_empty = state.queue.is_empty() && state.flights.is_empty() && !is_forming && !state.delivering;
+        // A log that has failed tells nothing any more.
+        is_empty || state.ending == Ending::Failed
+    }
+
+    /// Resolves when all that was appended is durable, and told.
+    pub(super) async fn settled(&self) {
+        loop {
+            let told = self.told.notified();
+            if self.is_settled() {
+                return;
+            }
+            told.await;
+        }
     }
 
     /// Fail-stop: nothing is written or told of any more. Only the first failure counts.
@@ -567,6 +593,7 @@ impl Shared {
         (self.on_failure)(error);
         drop((queue, flights));
         self.wake_all();
+        self.told.notify_waiters();
     }
 
     /// Ends threads that have not begun to work.

@@ -10,6 +10,7 @@ use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, FieldDescriptorProto};
 use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::PodConfig;
+use sluice_shared::membership::Membership;
 use sluice_shared::proto::pod_client::PodClient;
 use sluice_shared::proto::stream_request::Kind as Ask;
 use sluice_shared::proto::stream_response::Kind as Answer;
@@ -33,7 +34,7 @@ pub(crate) async fn start(data: &Path) -> (Pod, PodClient<Channel>) {
         flush_interval_ms: 20,
         ..PodConfig::default()
     };
-    let pod = Pod::start(config, Listen::Tcp, &[]).await.expect("starts");
+    let pod = Pod::start(config, Listen::Tcp, Membership::fixed(Vec::new())).await.expect("starts");
     let address = pod.address().expect("over TCP");
     let client = PodClient::connect(format!("http://{address}")).await.expect("listens");
     (pod, client)

@@ -83,6 +83,7 @@ impl Life {
             unknown: UnknownFields::Refuse,
             whole_requests: false,
             described: None,
+            handed_over: false,
         };
         self.registry.open(opening, RECORDS, RECORDS, 1 << 20).expect("opened")
     }

@@ -83,6 +83,18 @@ impl proto::pod_server::Pod for Served {
         not_asked()
     }
 
+    async fn drain(&self, _: Request<proto::DrainRequest>) -> Result<Response<proto::PodStatus>, Status> {
+        Err(Status::unimplemented("not asked by pods"))
+    }
+
+    async fn join(&self, _: Request<proto::JoinRequest>) -> Result<Response<proto::PodStatus>, Status> {
+        Err(Status::unimplemented("not asked by pods"))
+    }
+
+    async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::PodStatus>, Status> {
+        Err(Status::unimplemented("not asked by pods"))
+    }
+
     async fn list_tables(
         &self,
         _: Request<proto::ListTablesRequest>,

@@ -1,0 +1,346 @@
+//! `sluice pods`, `drain`, `join`, `explain`, `top`: the pool, for people, by the admin API of any gateway.
+//!
+//! *Owns*: asking and printing.
+//! *Does not own*: what is shown (`sluice_gateway`); `--json` prints it as it is.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::Value;
+use sluice_shared::ids::{PodId, TableName};
+
+use crate::{config, http, print};
+
+/// How often `drain --wait` and `top` look.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Characters of a load's bar.
+const BAR_CHARS: usize = 20;
+/// Back to the top left, and what comes after the cursor is cleared line by line: no flicker.
+const HOME: &str = "\x1b[H";
+const CLEAR: &str = "\x1b[2J";
+const CLEAR_LINE: &str = "\x1b[K";
+const CLEAR_BELOW: &str = "\x1b[J";
+
+/// Where the admin API is.
+#[derive(Args)]
+pub(crate) struct AdminArgs {
+    /// A gateway's admin API.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7073")]
+    admin: String,
+    /// Its secret, where it has one. Rather in the variable: other users of the machine see command lines.
+    #[arg(long, value_name = "SECRET", env = "SLUICE_ADMIN_SECRET", hide_env_values = true)]
+    admin_secret: Option<String>,
+}
+
+impl AdminArgs {
+    async fn ask(&self, method: &str, path: &str) -> Result<Value> {
+        config::Config::check_environment()?;
+        let answer = http::ask_admin(&self.admin, method, path, self.admin_secret.as_deref()).await?;
+        let body: Value = serde_json::from_slice(&answer.body).with_context(|| {
+            format!("{} answered {method} {path} with status {} and no JSON", self.admin, answer.status)
+        })?;
+        if !(200..300).contains(&answer.status) {
+            bail!("{}", body["error"]["message"].as_str().unwrap_or("the gateway refused"));
+        }
+        Ok(body)
+    }
+}
+
+/// What `sluice pods` can be told.
+#[derive(Args)]
+pub(crate) struct PodsArgs {
+    /// One pod; else all.
+    pod: Option<PodId>,
+    /// Print the API's answer as it is.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// What `sluice drain` can be told.
+#[derive(Args)]
+pub(crate) struct DrainArgs {
+    /// Which pod.
+    pod: PodId,
+    /// For how long streams are handed over, such as 60s; what is left then is ended, and opened elsewhere.
+    #[arg(long)]
+    deadline: Option<String>,
+    /// Streams that are handed over in a second.
+    #[arg(long)]
+    pace: Option<f64>,
+    /// The last active pod, too.
+    #[arg(long)]
+    force: bool,
+    /// Wait until the pod has drained.
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// What `sluice join` can be told.
+#[derive(Args)]
+pub(crate) struct JoinArgs {
+    /// Which pod.
+    pod: PodId,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// What `sluice explain` can be told.
+#[derive(Args)]
+pub(crate) struct ExplainArgs {
+    /// The table that a stream would send to.
+    table: TableName,
+    /// A stream of that gateway: where it would go if it were opened again.
+    #[arg(long)]
+    stream: Option<String>,
+    /// Bytes per second that it would send.
+    #[arg(long)]
+    rate: Option<u64>,
+    /// Print the API's answer as it is.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// What `sluice top` can be told.
+#[derive(Args)]
+pub(crate) struct TopArgs {
+    /// Show it once, and end.
+    #[arg(long)]
+    once: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// Shows the pods.
+pub(crate) async fn pods(args: PodsArgs) -> Result<ExitCode> {
+    let path = args.pod.as_ref().map_or_else(|| "/v1/pods".to_owned(), |pod| format!("/v1/pods/{pod}"));
+    let body = args.admin.ask("GET", &path).await?;
+    if args.json {
+        print::answer(format_args!("{body:#}"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let one = [body.clone()];
+    let pods = if args.pod.is_some() { one.iter().collect() } else { list(&body["pods"]) };
+    pods_table(&pods).lines().try_for_each(print::answer)?;
+    if let Some(left) = pods.iter().find_map(|pod| pod.get("left")) {
+        print::answer(format_args!("left to do: {}", left_text(left)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Asks a pod to drain.
+pub(crate) async fn drain(args: DrainArgs) -> Result<ExitCode> {
+    let mut query = vec![format!("force={}", args.force)];
+    query.extend(args.deadline.as_ref().map(|deadline| format!("deadline={deadline}")));
+    query.extend(args.pace.map(|pace| format!("pace={pace}")));
+    let (pod, path) = (&args.pod, format!("/v1/pods/{}/drain?{}", args.pod, query.join("&")));
+    let mut body = args.admin.ask("POST", &path).await?;
+    loop {
+        let phase = body["phase"].as_str().unwrap_or("?");
+        let left = body.get("left").map(|left| format!(": {}", left_text(left))).unwrap_or_default();
+        print::answer(format_args!("{pod} is {phase}{left}"))?;
+        match phase {
+            "drained" => return Ok(ExitCode::SUCCESS),
+            // It hears the wish and says so at once; a moment later it acts.
+            "lost" => bail!(
+                "{pod} was lost before it had drained: what is in its log is committed when it is started again"
+            ),
+            _ if !args.wait => return Ok(ExitCode::SUCCESS),
+            _ => tokio::time::sleep(LOOK_INTERVAL).await,
+        }
+        body = args.admin.ask("GET", &format!("/v1/pods/{pod}")).await?;
+    }
+}
+
+/// Lets a pod in.
+pub(crate) async fn join(args: JoinArgs) -> Result<ExitCode> {
+    let body = args.admin.ask("POST", &format!("/v1/pods/{}/join", args.pod)).await?;
+    print::answer(format_args!("{} is {}", args.pod, body["phase"].as_str().unwrap_or("?")))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows where a stream would go.
+pub(crate) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
+    let mut path = format!("/v1/explain?table={}", args.table);
+    if let Some(stream) = &args.stream {
+        let encoded: String = stream.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let _ = write!(path, "&stream={encoded}");
+    }
+    if let Some(rate) = args.rate {
+        let _ = write!(path, "&rate={rate}");
+    }
+    let body = args.admin.ask("GET", &path).await?;
+    if args.json {
+        print::answer(format_args!("{body:#}"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let text = |key: &str| body[key].as_str().map(str::to_owned);
+    let pod = text("pod");
+    let decided = match (&pod, text("rule")) {
+        (Some(pod), Some(rule)) => format!("{pod}, by rule {rule}"),
+        _ => format!("nowhere: {}", text("refusal").unwrap_or_else(|| "no pod takes it".to_owned())),
+    };
+    print::answer(format_args!("a stream to {} goes to {decided}", args.table))?;
+    print::answer(format_args!(
+        "home {}; the table stands on {} pod(s); pods take streams up to a load of {:.2}",
+        text("home").unwrap_or_else(|| "–".to_owned()),
+        body["spread"],
+        body["bound"].as_f64().unwrap_or_default()
+    ))?;
+    let mut rows = vec![["POD", "LOAD", "REPORTED", "PLACED", "ADDS", "AGE", ""].map(str::to_owned)];
+    for candidate in list(&body["candidates"]) {
+        let number = |key: &str| format!("{:.3}", candidate[key].as_f64().unwrap_or_default());
+        let name = candidate["pod"].as_str().unwrap_or("?").to_owned();
+        let why = match candidate["why_not"].as_str() {
+            Some(why) => why.to_owned(),
+            None if Some(&name) == pod.as_ref() => "chosen".to_owned(),
+            None => String::new(),
+        };
+        let age = format!("{:.1} s", candidate["report_age_ms"].as_f64().unwrap_or_default() / 1e3);
+        rows.push([name, number("load"), number("reported"), number("placed"), number("adds"), age, why]);
+    }
+    aligned(&rows).lines().try_for_each(print::answer)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows the pool until it is interrupted; once where nobody looks at a terminal.
+pub(crate) async fn top(args: TopArgs) -> Result<ExitCode> {
+    let is_live = !args.once && std::io::stdout().is_terminal();
+    if is_live {
+        print::answer(CLEAR)?;
+    }
+    loop {
+        let shown = match view(&args.admin).await {
+            Ok(shown) => shown,
+            // A gateway that is started again comes back.
+            Err(error) if is_live => format!("{error:#}\n"),
+            Err(error) => return Err(error),
+        };
+        if !is_live {
+            shown.lines().try_for_each(print::answer)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let lines: String = shown.lines().map(|line| format!("{line}{CLEAR_LINE}\n")).collect();
+        print::answer(format_args!("{HOME}{lines}{CLEAR_BELOW}"))?;
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+async fn view(admin: &AdminArgs) -> Result<String> {
+    let (pool, tables) = (admin.ask("GET", "/v1/pods").await?, admin.ask("GET", "/v1/tables").await?);
+    let pods = list(&pool["pods"]);
+    let sum = |key: &str| pods.iter().map(|pod| pod[key].as_f64().unwrap_or_default()).sum::<f64>();
+    let mut shown = format!(
+        "sluice {} · {} pods · {} gateways · {} streams · {:.1} MB/s\n\n",
+        admin.admin,
+        pods.len(),
+        pool["gateways"],
+        sum("streams"),
+        sum("bytes_per_s") / 1e6
+    );
+    shown.push_str(&pods_table(&pods));
+    let tables = list(&tables["tables"]);
+    if !tables.is_empty() {
+        let mut rows = vec![["TABLE", "MB/S", "STREAMS", "HOME", "PODS"].map(str::to_owned)];
+        rows.extend(tables.iter().take(10).map(|table| {
+            let text = |key: &str| table[key].as_str().unwrap_or("–").to_owned();
+            let rate = format!("{:.2}", table["bytes_per_s"].as_f64().unwrap_or_default() / 1e6);
+            let pods = table["pods"].as_array().map_or(0, Vec::len).to_string();
+            [text("table"), rate, table["streams"].to_string(), text("home"), pods]
+        }));
+        let _ = write!(shown, "\n{}", aligned(&rows));
+    }
+    Ok(shown)
+}
+
+fn list(value: &Value) -> Vec<&Value> {
+    value.as_array().map(|list| list.iter().collect()).unwrap_or_default()
+}
+
+fn pods_table(pods: &[&Value]) -> String {
+    let header = ["POD", "PHASE", "LOAD", "", "STREAMS", "MB/S", "LAG", "ADDRESS", "ZONE"];
+    let mut rows = vec![header.map(str::to_owned)];
+    rows.extend(pods.iter().map(|pod| {
+        let text = |key: &str| pod[key].as_str().unwrap_or("–").to_owned();
+        let number = |key: &str| pod[key].as_f64().unwrap_or_default();
+        [
+            text("id"),
+            text("phase"),
+            bar(number("load")),
+            format!("{:.2} {}", number("load"), largest(&pod["fractions"])),
+            pod["streams"].to_string(),
+            format!("{:.2}", number("bytes_per_s") / 1e6),
+            format!("{:.1} s", number("lag_ms") / 1e3),
+            text("address"),
+            text("zone"),
+        ]
+    }));
+    aligned(&rows)
+}
+
+/// Which of a load's fractions is the largest.
+fn largest(fractions: &Value) -> String {
+    let fractions = fractions.as_object().into_iter().flatten();
+    let value = |value: &Value| value.as_f64().unwrap_or_default();
+    let largest = fractions.max_by(|a, b| value(a.1).total_cmp(&value(b.1)));
+    largest.filter(|(_, fraction)| value(fraction) > 0.0).map(|(name, _)| name.clone()).unwrap_or_default()
+}
+
+fn bar(load: f64) -> String {
+    let full = (load.clamp(0.0, 1.0) * BAR_CHARS as f64).round() as usize;
+    format!("{}{}", "█".repeat(full), "·".repeat(BAR_CHARS - full))
+}
+
+fn left_text(left: &Value) -> String {
+    format!(
+        "{} streams, {} log entries of {} tables; it waits for gateways {:.0} s more",
+        left["streams"],
+        left["log_entries"],
+        left["tables"],
+        left["deadline_ms"].as_f64().unwrap_or_default() / 1e3
+    )
+}
+
+/// Columns that stand below each other.
+fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
+    let chars = |text: &String| text.chars().count();
+    let width = |column: usize| rows.iter().map(|row| chars(&row[column])).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..COLUMNS).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn pods_are_shown_below_each_other() {
+        let pod = |id: &str, load: f64| {
+            json!({ "id": id, "phase": "active", "load": load, "streams": 3, "bytes_per_s": 2.5e6, "lag_ms": 700,
+                "address": "127.0.0.1:7171", "zone": null, "fractions": { "cpu": load, "log": 0.0 } })
+        };
+        let (one, two) = (pod("pod-1", 0.5), pod("a-longer-name", 0.0));
+        let shown = pods_table(&[&one, &two]);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines[0].find("PHASE"), lines[2].find("active"));
+        assert!(lines[1].contains("██████████··········  0.50 cpu"), "{shown}");
+        assert!(lines[1].ends_with("3        2.50  0.7 s  127.0.0.1:7171  –"), "{shown}");
+    }
+}

@@ -1,0 +1,366 @@
+//! A pod's phase: what it says of itself to the pool, how it is let in, and how it drains.
+//!
+//! A drain hands the streams over first: their gateways are asked, at a pace, and open them elsewhere. Until the last one
+//! has left, or the deadline has come, the drain can be taken back. Then what is accepted is committed, and the pod is
+//! drained.
+//!
+//! *Owns*: the phase, the order of a drain, the reports of load.
+//! *Does not own*: how a stream moves (`gateway/src/session.rs`), what a load is (`load`).
+//! Keeps P5: a pod that drains ends no producer's connection.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rand::RngExt;
+use sluice_shared::error::Error;
+use sluice_shared::ids::{PodId, StreamId, TableId};
+use sluice_shared::lifecycle::{Phase, TaskScope};
+use sluice_shared::link::PodAddress;
+use sluice_shared::membership::{Membership, PodMember, PodState};
+use sluice_shared::pool::LoadReport;
+use sluice_shared::proto;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::admission::Admission;
+use crate::lane::Lanes;
+use crate::load::{Meter, Sample, by_table, processor_time};
+use crate::stream::Streams;
+use crate::table::Tables;
+use crate::wal::Wal;
+
+/// How often the pod looks at its load. Each look that shows much else is reported.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// A report is made so often at least, give or take a tenth, so that those of a pool do not all come at once.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// A change that is reported at once.
+const CHANGE_TOLD: f64 = 0.10;
+/// A gateway that found no place for a stream is asked again after this time.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Streams are asked in steps of this length.
+const PACE_STEP: Duration = Duration::from_millis(20);
+/// What a drain's gateways are told.
+const DRAINING: &str = "its pod drains";
+
+/// How fast a drain goes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// For how long streams are handed over at most; what is left then is ended, and opened elsewhere.
+    pub patience: Duration,
+    /// Streams that are asked to leave in a second.
+    pub streams_per_s: f64,
+}
+
+/// A drain as it was wished.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Order {
+    deadline: Instant,
+    streams_per_s: f64,
+}
+
+/// The pod's parts that a phase is about.
+pub struct Parts {
+    /// Its name.
+    pub id: PodId,
+    /// Where it stands in the pool.
+    pub membership: Membership,
+    /// Where it stands otherwise.
+    pub zone: Option<String>,
+    /// Its tasks.
+    pub scope: TaskScope,
+    /// Its ingress budget.
+    pub admission: Admission,
+    /// Its streams.
+    pub streams: Streams,
+    /// Its lanes.
+    pub lanes: Arc<Lanes>,
+    /// Its tables.
+    pub tables: Tables,
+    /// Its log.
+    pub wal: Wal,
+    /// Memory for durable batches.
+    pub memory_bytes_max: u64,
+    /// How it drains unless told otherwise.
+    pub pace: Pace,
+}
+
+/// A pod's phase and what it is doing about it. Clones share it.
+#[derive(Clone)]
+pub struct Duty {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    parts: Parts,
+    /// Where the others reach the pod; not known before it listens.
+    address: watch::Sender<Option<PodAddress>>,
+    phase: watch::Sender<Phase>,
+    order: watch::Sender<Option<Order>>,
+    load: Mutex<LoadReport>,
+}
+
+impl Duty {
+    /// A pod that is joining.
+    pub fn new(parts: Parts) -> Self {
+        let (phase, order) = (watch::Sender::new(Phase::Joining), watch::Sender::new(None));
+        let (address, load) = (watch::Sender::new(None), Mutex::default());
+        Self { shared: Arc::new(Shared { parts, address, phase, order, load }) }
+    }
+
+    /// The pod listens there from now on; `held`: it takes no streams before it is told to `join`.
+    pub fn listens(&self, address: PodAddress, held: bool) {
+        let shared = &self.shared;
+        shared.address.send_replace(Some(address));
+        if !held {
+            shared.phase.send_replace(Phase::Active);
+        }
+        self.announce();
+        shared.parts.scope.spawn("reports", self.clone().report());
+        shared.parts.scope.spawn("drain", self.clone().run());
+    }
+
+    /// Where the pod is in its life.
+    pub fn phase(&self) -> Phase {
+        *self.shared.phase.borrow()
+    }
+
+    /// Its last report.
+    pub fn load(&self) -> LoadReport {
+        self.shared.load.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Resolves when the pod holds nothing any more.
+    pub async fn drained(&self) {
+        let mut phase = self.shared.phase.subscribe();
+        // The sender lives in `shared`: waiting for it cannot fail.
+        let _ = phase.wait_for(|phase| *phase == Phase::Drained).await;
+    }
+
+    /// How the pod drains unless it is told otherwise.
+    pub fn pace(&self) -> Pace {
+        self.shared.parts.pace
+    }
+
+    /// Asks the pod to drain. While it does so already, the newer wish counts.
+    pub fn drain(&self, Pace { patience, streams_per_s }: Pace) {
+        let order = Order { deadline: Instant::now() + patience, streams_per_s: streams_per_s.max(1.0) };
+        self.shared.order.send_replace(Some(order));
+    }
+
+    /// Lets the pod in, or takes its drain back.
+    ///
+    /// # Errors
+    /// `Invalid` where its drain has come too far.
+    pub fn join(&self) -> Result<(), Error> {
+        let shared = &self.shared;
+        let mut is_late = false;
+        shared.phase.send_modify(|phase| match *phase {
+            Phase::Drained => is_late = true,
+            Phase::Draining if shared.parts.scope.is_draining() => is_late = true,
+            Phase::Joining | Phase::Active | Phase::Draining => *phase = Phase::Active,
+        });
+        if is_late {
+            let message =
+                format!("pod {} has drained, or nearly so: start it again to let it in", shared.parts.id);
+            return Err(Error::invalid("pod_ended", message));
+        }
+        shared.order.send_replace(None);
+        self.announce();
+        Ok(())
+    }
+
+    /// Whether a new stream may open here.
+    ///
+    /// # Errors
+    /// `Unavailable` where the pod is not active.
+    pub fn check_open(&self) -> Result<(), Error> {
+        let (id, phase) = (&self.shared.parts.id, self.phase());
+        match phase {
+            Phase::Active => Ok(()),
+            Phase::Joining => {
+                let message = format!("pod {id} was not let in yet: open the stream elsewhere");
+                Err(Error::unavailable("joining", message))
+            }
+            Phase::Draining | Phase::Drained => {
+                let message = format!("pod {id} is going away: open the stream elsewhere");
+                Err(Error::unavailable("draining", message))
+            }
+        }
+    }
+
+    /// What there is to know of the pod's phase, and of what is left to do.
+    pub fn status(&self) -> proto::PodStatus {
+        let Parts { id, streams, wal, tables, .. } = &self.shared.parts;
+        let order = *self.shared.order.borrow();
+        let left = order.map(|order| order.deadline.saturating_duration_since(Instant::now()));
+        let log = wal.status();
+        proto::PodStatus {
+            pod: id.to_string(),
+            phase: self.phase().to_string(),
+            streams: u32::try_from(streams.held().len()).unwrap_or(u32::MAX),
+            // An empty log still has the segment that it writes to.
+            bytes: if log.outstanding == 0 { 0 } else { log.bytes_used },
+            tables: u32::try_from(tables.unfinished().0).unwrap_or(u32::MAX),
+            deadline_ms: left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+            log_entries: log.outstanding,
+        }
+    }
+
+    fn announce(&self) {
+        let Parts { id, membership, zone, .. } = &self.shared.parts;
+        let Some(address) = self.shared.address.borrow().clone() else { return };
+        let state = PodState { address, phase: self.phase(), zone: zone.clone(), load: self.load() };
+        membership.announce_pod(id, state);
+    }
+
+    /// Reports the pod's load until its end.
+    async fn report(self) {
+        let Parts { scope, .. } = &self.shared.parts;
+        let (mut meter, mut told, mut told_at) = (Meter::default(), 0.0, None::<Instant>);
+        let (mut looked, mut cpu) = (Instant::now(), processor_time());
+        let mut wait = REPORT_INTERVAL;
+        loop {
+            tokio::select! {
+                biased; // the end first
+                () = scope.cancelled() => return,
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            }
+            let (elapsed, used) = (looked.elapsed(), processor_time());
+            let load = self.look(&mut meter, elapsed, used.saturating_sub(cpu));
+            (looked, cpu) = (Instant::now(), used);
+            *self.shared.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
+            let fraction = self.load().fraction();
+            if told_at.is_none_or(|at| at.elapsed() >= wait) || (fraction - told).abs() > CHANGE_TOLD {
+                self.announce();
+                (told, told_at) = (fraction, Some(Instant::now()));
+                wait = REPORT_INTERVAL.mul_f64(rand::rng().random_range(0.9..1.1));
+            }
+        }
+    }
+
+    /// The load as it is now, `elapsed` after the last look.
+    fn look(&self, meter: &mut Meter, elapsed: Duration, cpu: Duration) -> LoadReport {
+        let Parts { streams, tables, admission, .. } = &self.shared.parts;
+        let traffic = streams.traffic(elapsed);
+        let bytes_per_s = traffic.iter().map(|stream| stream.bytes_per_s).sum();
+        let held = traffic.iter().filter(|stream| stream.held).count();
+        LoadReport {
+            streams: u32::try_from(held).unwrap_or(u32::MAX),
+            tables: by_table(&traffic),
+            lag_ms: u64::try_from(tables.unfinished().1.as_millis()).unwrap_or(u64::MAX),
+            refused: admission.refused(),
+            ..meter.measure(&self.sample(elapsed, cpu, bytes_per_s))
+        }
+    }
+
+    fn sample(&self, elapsed: Duration, cpu: Duration, bytes_per_s: f64) -> Sample {
+        let Parts { admission, tables, wal, memory_bytes_max, .. } = &self.shared.parts;
+        let (ingress_bytes, ingress_bytes_max) = admission.used();
+        let log = wal.status();
+        Sample {
+            elapsed,
+            cpu,
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            ingress_bytes,
+            ingress_bytes_max,
+            memory_bytes: tables.memory_bytes(),
+            memory_bytes_max: *memory_bytes_max,
+            log_bytes: log.bytes_used,
+            log_bytes_max: log.bytes_max,
+            bytes_per_s,
+        }
+    }
+
+    /// Follows the wishes until the pod is drained.
+    async fn run(self) {
+        let Parts { id, scope, streams, lanes, tables, wal, .. } = &self.shared.parts;
+        let mut orders = self.shared.order.subscribe();
+        loop {
+            tokio::select! {
+                biased; // the end first
+                () = scope.cancelled() => return,
+                wished = orders.wait_for(Option::is_some) => if wished.is_err() { return },
+            }
+            self.shared.phase.send_replace(Phase::Draining);
+            tracing::info!(pod = %id, streams = streams.held().len(), "pod is draining");
+            self.announce();
+            if self.hand_over(&mut orders).await {
+                break;
+            }
+            tracing::info!(pod = %id, "pod takes streams again");
+        }
+        scope.drain();
+        let closing = Arc::clone(lanes);
+        if tokio::task::spawn_blocking(move || closing.close()).await.is_err() {
+            tracing::error!(pod = %id, "a lane panicked while the pod drained");
+        }
+        // The tables get what the lanes have handed to the log only once it is durable.
+        wal.settled().await;
+        tables.drain().await;
+        self.shared.phase.send_replace(Phase::Drained);
+        self.announce();
+        tracing::info!(pod = %id, "pod has drained");
+    }
+
+    /// Asks gateways to take their streams elsewhere until none is left or the deadline has come. False where the wish
+    /// was taken back.
+    async fn hand_over(&self, orders: &mut watch::Receiver<Option<Order>>) -> bool {
+        let streams = &self.shared.parts.streams;
+        let mut asked: HashMap<(TableId, StreamId), Instant> = HashMap::new();
+        let mut allowance = 0.0;
+        loop {
+            let Some(order) = *orders.borrow_and_update() else { return false };
+            let (held, now) = (streams.held(), Instant::now());
+            // Where no other pod takes streams, gateways have to wait for one, and this one need not.
+            if held.is_empty() || now >= order.deadline || !self.has_others() {
+                if !held.is_empty() {
+                    tracing::warn!(streams = held.len(), "streams did not leave in time: their calls end");
+                }
+                return self.is_past_return();
+            }
+            allowance =
+                (allowance + order.streams_per_s * PACE_STEP.as_secs_f64()).min(order.streams_per_s.max(1.0));
+            for (table, stream) in held {
+                if allowance < 1.0 {
+                    break;
+                }
+                let key = (table, stream);
+                if asked.get(&key).is_some_and(|at| now.duration_since(*at) < ASK_AGAIN) {
+                    continue;
+                }
+                if streams.ask_handoff(&key.1, &key.0, DRAINING) {
+                    allowance -= 1.0;
+                    asked.insert(key, now);
+                }
+            }
+            tokio::select! {
+                biased; // the order is of no consequence: both lead to another look
+                changed = orders.changed() => if changed.is_err() { return true },
+                () = tokio::time::sleep(PACE_STEP) => {}
+            }
+        }
+    }
+
+    /// Whether another pod takes streams.
+    fn has_others(&self) -> bool {
+        let Parts { id, membership, .. } = &self.shared.parts;
+        let members = membership.now();
+        let is_active = |pod: &PodMember| pod.lost.is_none() && pod.state.phase == Phase::Active;
+        members.pods.iter().any(|(other, pod)| other != id && is_active(pod))
+    }
+
+    /// From here on the drain cannot be taken back, unless that has just been done.
+    fn is_past_return(&self) -> bool {
+        let mut is_past = false;
+        // `join` changes the phase under the same lock.
+        self.shared.phase.send_if_modified(|phase| {
+            is_past = *phase == Phase::Draining;
+            if is_past {
+                self.shared.parts.scope.drain();
+            }
+            false
+        });
+        is_past
+    }
+}
