@@ -30,7 +30,7 @@ use crate::wal::{Durable, Wal};
 use batch::Batch;
 use delta::{Delta, DeltaError, Shape};
 use home::{HomeConfig, HomeError};
-use task::{Budget, OpenTable};
+use open::{Budget, OpenTable};
 
 pub mod batch;
 pub mod watermark;
@@ -44,7 +44,8 @@ mod serve;
 mod route;
 pub mod rejected;
 mod round;
-pub mod task;
+pub mod open;
+mod task;
 
 /// Pause before storage is asked again at the start.
 const REPLAY_PAUSE: Duration = Duration::from_secs(1);

@@ -15,9 +15,9 @@ use tokio::time::Instant;
 
 use super::batch::{Batch, Run};
 use super::delta::{DataFile, Shape};
+use super::open::Permit;
 use super::parquet::{Piece, Source, has_unplaced, misfits, unplaced};
 use super::rejected::{Cause, Rejects};
-use super::task::Permit;
 use super::watermark::{RunKey, Verdict, WatermarkMap, judge_all};
 use crate::wal::Durable;
 

@@ -13,7 +13,7 @@ use sluice_shared::proto;
 use tokio::time::Instant;
 
 use super::home::{Answer, HomeError, View};
-use super::task::OpenTable;
+use super::open::OpenTable;
 use super::{Tables, home_error, wire};
 
 /// How long a question may wait at most.

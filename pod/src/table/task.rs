@@ -1,35 +1,32 @@
 //! A table's task: gathers durable batches, writes what is eligible, has it committed, tells and releases.
 //!
-//! *Owns*: what waits for the table (in memory within the pod's budget, else in the log alone), held runs, the
-//! order of a flush: judge, set aside, write, commit, tell, release.
-//! *Does not own*: what is judged and comes of it (`round`), the rule and the commit (`home`), the way there, which may
-//! lead to another pod (`route`), files (`parquet`), which tables there are (`table`).
-//! Keeps P7 here: memory beyond the budget is given up, never data.
+//! *Owns*: held runs, when a table is flushed, the order of a flush: judge, set aside, write, commit, tell, release.
+//! *Does not own*: what waits for the table (`open`), what is judged and comes of it (`round`), the rule and the commit
+//! (`home`), the way there, which may lead to another pod (`route`), files (`parquet`).
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use sluice_shared::error::Error;
-use sluice_shared::ids::{StreamId, TableName};
-use sluice_shared::lifecycle::{TaskScope, now_us};
-use tokio::sync::{Notify, OnceCell, oneshot, watch};
+use sluice_shared::ids::StreamId;
+use sluice_shared::lifecycle::TaskScope;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::TablesConfig;
 use super::batch::{Batch, BatchError};
 use super::delta::{DataFile, DeltaError, Shape};
-use super::home::{CommitRequest, HomeConfig, HomeError, HomeHandle, Outcome, View};
+use super::home::{CommitRequest, HomeError, Outcome, View};
+use super::open::{OpenTable, lock};
 use super::parquet::{EncodeError, Encoded, encode};
 use super::rejected::{self, RejectError, Rejects};
 use super::round::{Entry, Progress, Round, Written, groups, sources};
-use super::route::{Known, Marks, News, Route, Routed};
-use super::watermark::WatermarkMap;
+use super::route::{Known, Marks, News, Routed};
+use super::watermark::{RunKey, Verdict, WatermarkMap, judge};
 use crate::stream::progress::StreamProgress;
-use crate::wal::{Durable, Wal, WalError};
+use crate::wal::WalError;
 
 /// With held runs the table is read anew at least so often (DESIGN section 11 rule 10).
 const HELD_RELOAD: Duration = Duration::from_secs(1);
@@ -45,313 +42,6 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Files that one flush encodes at the same time at most.
 const FILES_AT_ONCE_MAX: usize = 8;
-
-/// Memory that waiting batches of all tables of a pod may hold.
-#[derive(Debug)]
-pub struct Budget {
-    used: AtomicU64,
-    most: u64,
-}
-
-/// A batch's part of the budget, until it is dropped.
-#[derive(Debug)]
-#[must_use]
-pub(super) struct Permit {
-    budget: Arc<Budget>,
-    bytes: u64,
-}
-
-impl Budget {
-    /// A budget of so many bytes.
-    pub fn new(most: u64) -> Self {
-        Self { used: AtomicU64::new(0), most }
-    }
-
-    /// Bytes in use.
-    pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    fn take(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
-        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.most);
-        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        taken.ok().map(|_| Permit { budget: Arc::clone(self), bytes })
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// What waits, and who waits for that.
-#[derive(Default)]
-struct Waiting {
-    entries: VecDeque<Entry>,
-    bytes: u64,
-    since: Option<Instant>,
-    /// What waits is to be flushed now.
-    hurried: bool,
-    drains: Vec<oneshot::Sender<()>>,
-    /// The task is gone: nothing is taken any more.
-    ended: bool,
-}
-
-/// Counts for people.
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Runs that wait for their predecessors.
-    pub held_runs: AtomicU64,
-    /// Records set aside in `<table>__rejected`, those that were refused included.
-    pub set_aside: AtomicU64,
-    /// Log entries that a stopped table keeps.
-    pub stranded: AtomicU64,
-    /// Batches that were read back from the log.
-    pub read_back: AtomicU64,
-    /// When the oldest batch in work was sealed; 0 where there is none.
-    oldest_us: AtomicU64,
-}
-
-/// An open table, as its task and its handles share it.
-pub struct OpenTable {
-    pub(super) name: TableName,
-    pub(super) home: HomeHandle,
-    pub(super) home_config: HomeConfig,
-    pub(super) counts: Counts,
-    route: Route,
-    known: Mutex<Known>,
-    /// The pod's log is registered with the table.
-    registered: OnceCell<()>,
-    config: TablesConfig,
-    wal: Wal,
-    budget: Arc<Budget>,
-    waiting: Mutex<Waiting>,
-    wake: Notify,
-    followers: Mutex<HashMap<StreamId, Arc<StreamProgress>>>,
-    stopped: OnceLock<Error>,
-    /// Why the flush in work did not come through so far.
-    failing: Mutex<Option<String>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl OpenTable {
-    /// Opens a table and starts its task.
-    ///
-    /// # Errors
-    /// As `HomeHandle::start`.
-    pub(super) async fn start(
-        home_config: HomeConfig,
-        config: TablesConfig,
-        wal: Wal,
-        budget: Arc<Budget>,
-        scope: &TaskScope,
-    ) -> Result<Arc<Self>, HomeError> {
-        let home = HomeHandle::start(home_config.clone(), scope).await?;
-        let table = Arc::new(Self {
-            name: home_config.name.clone(),
-            route: Route { pool: config.pool.clone(), table: home_config.name.clone(), home: home.clone() },
-            known: Mutex::new(Known::from(&*home.view())),
-            registered: OnceCell::new(),
-            home,
-            home_config,
-            counts: Counts::default(),
-            config,
-            wal,
-            budget,
-            waiting: Mutex::default(),
-            wake: Notify::new(),
-            followers: Mutex::default(),
-            stopped: OnceLock::new(),
-            failing: Mutex::default(),
-        });
-        let task = TableTask {
-            views: table.home.views(),
-            moves: table.route.pool.changed(),
-            table: Arc::clone(&table),
-            held: Vec::new(),
-            reloaded: Instant::now(),
-            asked_at: Instant::now(),
-            next_round: None,
-            writing: Duration::ZERO,
-            is_urgent: false,
-            scope: scope.clone(),
-        };
-        scope.spawn("table", task.run());
-        Ok(table)
-    }
-
-    /// A log registers before its first durable run, so that streams are not forgotten while it may hold their runs.
-    /// A pod that is no more than the table's home has none. It is also the table's first map, which holds no stream:
-    /// losing it loses nothing.
-    ///
-    /// # Errors
-    /// As `Route::commit`.
-    pub(super) async fn register(&self) -> Result<(), HomeError> {
-        let register = async || {
-            let known = self.known();
-            if known.map.logs.contains(&self.wal.log_id()) {
-                return Ok(());
-            }
-            let routed = self.route.commit(self.request(&known)).await?;
-            self.learn(&routed.news);
-            Ok(())
-        };
-        self.registered.get_or_try_init(register).await.map(|_| ())
-    }
-
-    fn request(&self, known: &Known) -> CommitRequest {
-        CommitRequest {
-            pod: self.config.pod.clone(),
-            table: known.shape.id.clone(),
-            version: known.version,
-            shape: known.shape.fingerprint,
-            log: self.wal.log_id(),
-            urgent: false,
-            runs: Vec::new(),
-            adds: Vec::new(),
-            // This pod's home knows them anyway.
-            ended: if self.route.is_remote() { self.home.due(&known.map) } else { Vec::new() },
-        }
-    }
-
-    /// What is known of the table.
-    fn known(&self) -> Known {
-        lock(&self.known).clone()
-    }
-
-    /// Whether all of this is known: it is after a commit of this pod's own.
-    fn has_learned(&self, view: &View) -> bool {
-        let known = lock(&self.known);
-        known.version > view.version.number() || Arc::ptr_eq(&known.map, &view.map)
-    }
-
-    /// Takes news, and tells the streams that have come further. Answers whether they were no older than what was known.
-    fn learn(&self, news: &News) -> bool {
-        // Held meanwhile: who begins to follow a stream has what was known before, or is told.
-        let mut known = lock(&self.known);
-        if !known.learn(news) {
-            return false;
-        }
-        let followers = lock(&self.followers);
-        match news {
-            News::View(View { version, map }) => {
-                for (stream, progress) in followers.iter() {
-                    progress.committed(map.next(stream), version.number());
-                }
-            }
-            News::Marks(Marks { version, marks, .. }) => {
-                for (stream, mark) in marks {
-                    if let (Some(progress), Some(mark)) = (followers.get(stream), mark) {
-                        progress.committed(mark.next, *version);
-                    }
-                }
-            }
-        }
-        true
-    }
-
-    /// Why nothing is written to the table any more.
-    pub(super) fn stopped(&self) -> Option<&Error> {
-        self.stopped.get()
-    }
-
-    /// The last error while flushes fail.
-    pub(super) fn failing(&self) -> Option<String> {
-        lock(&self.failing).clone()
-    }
-
-    /// Takes a durable batch: never blocks, for it is called on the log's threads.
-    pub(super) fn offer(&self, durable: Durable, batch: Arc<Batch>) {
-        let bytes = batch.memory_bytes() as u64;
-        let sealed_us = batch.ingested_at_us;
-        let rows = self.budget.take(bytes).map(|permit| (batch, Some(permit)));
-        let mut waiting = lock(&self.waiting);
-        if waiting.ended {
-            // Dropped, not released: the log keeps it.
-            self.counts.stranded.fetch_add(1, Ordering::Relaxed);
-            return;
-        }
-        waiting.entries.push_back(Entry { durable, rows, bytes, sealed_us, open: None });
-        waiting.bytes += bytes;
-        let is_first = waiting.since.is_none();
-        waiting.since.get_or_insert_with(Instant::now);
-        let is_due = waiting.bytes >= self.config.target_file_bytes;
-        drop(waiting);
-        if is_first || is_due {
-            self.wake.notify_one();
-        }
-    }
-
-    /// The streams of a batch from the old life's log are taken for ended until they are opened again.
-    pub(super) fn replaying(&self, batch: &Batch) {
-        for run in batch.runs.iter().filter(|run| run.stream.is_ephemeral()) {
-            self.home.ended(&run.stream, run.offsets.end);
-        }
-    }
-
-    pub(super) fn follow(&self, stream: &StreamId, progress: Arc<StreamProgress>) {
-        let known = lock(&self.known);
-        lock(&self.followers).insert(stream.clone(), Arc::clone(&progress));
-        progress.committed(known.map.next(stream), known.version);
-        drop(known);
-        self.home.opened(stream);
-        if let Some(error) = self.stopped() {
-            progress.fail(error.clone());
-        }
-    }
-
-    pub(super) fn unfollow(&self, stream: &StreamId, ended: Option<u64>) {
-        lock(&self.followers).remove(stream);
-        if let Some(end) = ended {
-            self.home.ended(stream, end);
-        }
-    }
-
-    /// Nothing is written to the table any more.
-    pub(super) fn stop(&self, error: &Error) {
-        tracing::error!(table = %self.name, %error, "table stopped: its batches stay in the log");
-        let _ = self.stopped.set(error.clone());
-        for progress in lock(&self.followers).values() {
-            progress.fail(error.clone());
-        }
-        self.wake.notify_one();
-    }
-
-    /// What waits is flushed now, not when its time has come.
-    pub(super) fn hurry(&self) {
-        lock(&self.waiting).hurried = true;
-        self.wake.notify_one();
-    }
-
-    /// Resolves when all that was offered is settled, held runs excepted.
-    pub(super) async fn drain(&self) {
-        let (drained, done) = oneshot::channel();
-        {
-            let mut waiting = lock(&self.waiting);
-            if waiting.ended {
-                return;
-            }
-            waiting.drains.push(drained);
-        }
-        self.wake.notify_one();
-        // The task answers, or has ended.
-        let _ = done.await;
-    }
-
-    /// Age of the oldest batch that is not committed.
-    pub(super) fn lag(&self) -> Duration {
-        let in_work = self.counts.oldest_us.load(Ordering::Relaxed);
-        let waiting = lock(&self.waiting).entries.front().map(|entry| entry.sealed_us);
-        let in_work = i64::try_from(in_work).ok().filter(|us| *us > 0);
-        let oldest = in_work.into_iter().chain(waiting).min();
-        let age_us = oldest.map_or(0, |us| now_us().saturating_sub(us));
-        Duration::from_micros(u64::try_from(age_us).unwrap_or(0))
-    }
-}
 
 /// What to do next.
 enum Next {
@@ -386,7 +76,7 @@ enum FlushError {
     Task(#[from] tokio::task::JoinError),
 }
 
-struct TableTask {
+pub(super) struct TableTask {
     table: Arc<OpenTable>,
     /// Entries with runs that wait for their predecessors, without their rows.
     held: Vec<Entry>,
@@ -408,7 +98,23 @@ struct TableTask {
 }
 
 impl TableTask {
-    async fn run(mut self) {
+    /// Of a table that has just been opened.
+    pub(super) fn new(table: &Arc<OpenTable>, scope: &TaskScope) -> Self {
+        Self {
+            table: Arc::clone(table),
+            held: Vec::new(),
+            reloaded: Instant::now(),
+            asked_at: Instant::now(),
+            views: table.home.views(),
+            moves: table.route.pool.changed(),
+            next_round: None,
+            writing: Duration::ZERO,
+            is_urgent: false,
+            scope: scope.clone(),
+        }
+    }
+
+    pub(super) async fn run(mut self) {
         while self.table.stopped().is_none() {
             match self.next().await {
                 Next::Stop => break,
@@ -474,23 +180,22 @@ impl TableTask {
     }
 
     /// The streams whose way into the table is for others to tell, and how far they are known to be: those of held runs,
-    /// and those that are durable further than they are committed.
+    /// and those that are durable further than they are committed. Of too many each time others: some may wait for long.
     fn asked(&self, map: &WatermarkMap) -> Vec<(StreamId, u64)> {
         let held = self.held.iter().filter_map(|entry| entry.open.as_ref()).flatten();
-        let held = held.map(|(_, run)| run.stream.clone());
-        let lagging = {
+        let mut streams: BTreeSet<StreamId> = held.map(|(_, run)| run.stream.clone()).collect();
+        {
             let followers = lock(&self.table.followers);
             let is_behind = |stream: &StreamId, progress: &StreamProgress| {
-                progress
-                    .settled_at(map.next(stream).saturating_add(1))
-                    .is_some_and(|end| end > map.next(stream))
+                let next = map.next(stream);
+                progress.settled_at(next.saturating_add(1)).is_some_and(|durable| durable > next)
             };
-            let lagging = followers.iter().filter(|(stream, progress)| is_behind(stream, progress));
-            lagging.map(|(stream, _)| stream.clone()).take(ASKED_MAX).collect::<Vec<_>>()
-        };
-        let asked: BTreeMap<StreamId, u64> =
-            held.take(ASKED_MAX).chain(lagging).map(|stream| (stream.clone(), map.next(&stream))).collect();
-        asked.into_iter().collect()
+            let behind = followers.iter().filter(|(stream, progress)| is_behind(stream, progress));
+            streams.extend(behind.map(|(stream, _)| stream.clone()));
+        }
+        let (count, first) = (streams.len(), rand::random::<u32>() as usize);
+        let some = streams.iter().cycle().skip(first % count.max(1)).take(count.min(ASKED_MAX));
+        some.map(|stream| (stream.clone(), map.next(stream))).collect()
     }
 
     /// Resolves with what others have committed of streams that wait for it: another home tells, and this pod's reads the
@@ -529,15 +234,16 @@ impl TableTask {
         }
         let next = self.next_of(&mut views, &mut moves, ask_at).await;
         (self.views, self.moves) = (views, moves);
-        let is_full = || lock(&self.table.waiting).bytes >= self.table.config.target_file_bytes;
         // Held runs have waited enough.
-        self.is_urgent = !matches!(next, Next::Flush) || is_full() || self.is_hasty();
+        self.is_urgent = !matches!(next, Next::Flush) || self.is_hasty();
         next
     }
 
-    /// Somebody waits until nothing is left.
+    /// Somebody waits for the flush, or it is one by size.
     fn is_hasty(&self) -> bool {
-        !lock(&self.table.waiting).drains.is_empty() || self.scope.is_draining()
+        let waiting = lock(&self.table.waiting);
+        let is_full = waiting.bytes >= self.table.config.target_file_bytes;
+        is_full || waiting.hurried || !waiting.drains.is_empty() || self.scope.is_draining()
     }
 
     async fn next_of(
@@ -621,6 +327,8 @@ impl TableTask {
             let flushed = self.flush(&mut at_hand, &mut progress).await;
             *lock(&self.table.failing) = flushed.as_ref().err().map(ToString::to_string);
             match flushed {
+                // Entries that are done with are no longer at hand, so that nothing stands of what was written.
+                Ok(()) if self.is_any_eligible(&at_hand) => progress = Progress::default(),
                 Ok(()) => break,
                 Err(FlushError::Home(HomeError::Stopped(error))) => self.table.stop(&error),
                 Err(error) => {
@@ -647,6 +355,13 @@ impl TableTask {
         self.held = at_hand;
     }
 
+    /// Whether what has been learned meanwhile makes some run at hand eligible: nobody would be told of it again.
+    fn is_any_eligible(&self, at_hand: &[Entry]) -> bool {
+        let known = self.table.known();
+        let is_eligible = |run: &RunKey| judge(known.map.mark(&run.stream), run) != Verdict::Held;
+        at_hand.iter().filter_map(|entry| entry.open.as_ref()).flatten().any(|(_, run)| is_eligible(run))
+    }
+
     /// One round: everything at hand that is eligible goes into one version. Leaves held entries in `at_hand`.
     async fn flush(&mut self, at_hand: &mut Vec<Entry>, progress: &mut Progress) -> Result<(), FlushError> {
         let begun = Instant::now();
@@ -658,8 +373,9 @@ impl TableTask {
             let known = self.table.known();
             let mut round = Round::judge(&known.map, at_hand);
             let request = self.table.request(&known);
-            // The map goes: learning changes it in place where nobody else has it.
-            let Known { shape, .. } = known;
+            let Known { shape, map, .. } = known;
+            // Learning changes it in place where nobody else has it.
+            drop(map);
             self.load_eligible(at_hand, &round).await?;
             let rejects = round.rejects(&shape, at_hand, &progress.aside);
             let (rejects, parts) = rejects.map_err(RejectError::from)?;

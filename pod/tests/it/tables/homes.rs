@@ -386,6 +386,24 @@ async fn a_stream_that_moves_is_told_what_its_old_pod_has_committed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_an_answer_tells_beside_the_point_releases_held_runs() {
+    let root = TempDir::new().expect("a directory");
+    let peers = peers(root.path(), 3, Duration::from_millis(2)).await;
+    see(&peers, |number| number == 2);
+    let s = [stream("s")];
+    let table = peers[0].table().await;
+    peers[0].send(vec![run(&s[0], 1, 0, 5)]).await;
+    committed(&table, &s, 5).await;
+    peers[1].send(vec![run(&s[0], 1, 0, 10)]).await;
+    committed(&peers[1].table().await, &s, 10).await;
+    // To this pod the one is there already and the other has to wait; the answer to the one says that it need not.
+    peers[0].send(vec![run(&s[0], 1, 0, 5), run(&s[0], 1, 10, 15)]).await;
+    committed(&peers[1].table().await, &s, 15).await;
+    assert_eq!(peers[0].pod.reader().check_prefixes()["s#1"], 15);
+    stop(peers).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_home_that_comes_back_reads_what_it_has_missed() {
     let root = TempDir::new().expect("a directory");
     let peers = peers(root.path(), 3, Duration::from_millis(2)).await;
@@ -507,6 +525,18 @@ impl Script {
         }
     }
 
+    /// Waits until all is in the table; else says what each pod has.
+    async fn is_committed(&self, streams: &[StreamId]) {
+        let table = self.peers[0].table().await;
+        let all = committed(&table, streams, RECORDS);
+        if tokio::time::timeout(DEADLINE / 2, all).await.is_err() {
+            for peer in &self.peers {
+                println!("{}: {}", peer.id, peer.pod.tables.describe(&name()).await.expect("described"));
+            }
+            panic!("not committed: {:?}", self.peers[0].pod.reader().check_prefixes());
+        }
+    }
+
     fn fault(&self, which: usize, fault: Fault) {
         self.peers[which].served.faults.lock().expect("no panic").push(fault);
     }
@@ -543,7 +573,7 @@ async fn whoever_is_home_each_version_is_a_prefix_and_nothing_is_lost() {
         see(&script.peers, |_| true);
         script.peers.iter().for_each(|peer| peer.served.hangs.store(false, Ordering::SeqCst));
         script.peers.iter().for_each(|peer| peer.served.faults.lock().expect("no panic").clear());
-        committed(&script.peers[0].table().await, &streams, RECORDS).await;
+        script.is_committed(&streams).await;
         for peer in &script.peers {
             peer.pod.drain().await;
             assert_eq!(peer.held().await, 0);
