@@ -208,7 +208,7 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
     pods.extend(config.pod_addresses().unwrap_or_default());
     if args.pods.is_empty() && config.pods.is_empty() && cluster.gossip_listen.is_none() {
         faults.add(
-            "a gateway needs pods: give --gossip-listen and --seed to find them, or --pod ID=HOST:PORT for each",
+            "a gateway needs pods: give --pod ID=HOST:PORT, or --gossip-listen and --seed to find them",
         );
     }
     if aim == Aim::Check {
