@@ -207,9 +207,8 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
     let mut pods = faults.check(pod_addresses(&args.pods)).unwrap_or_default();
     pods.extend(config.pod_addresses().unwrap_or_default());
     if args.pods.is_empty() && config.pods.is_empty() && cluster.gossip_listen.is_none() {
-        faults.add(
-            "a gateway needs pods: give --pod ID=HOST:PORT, or --gossip-listen and --seed to find them",
-        );
+        faults
+            .add("a gateway needs pods: give --pod ID=HOST:PORT, or --gossip-listen and --seed to find them");
     }
     if aim == Aim::Check {
         return faults.told(file);
