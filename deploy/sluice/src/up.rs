@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::Args;
 use sluice_gateway::{AuthMode, Gateway, GatewayConfig, certificate_files, make_self_signed, make_token_key};
 use sluice_pod::app::{Listen, Pod};
-use sluice_pod::config::PodConfig;
+use sluice_pod::config::{AfterDrain, PodConfig};
 use sluice_shared::config::{ByteSize, Loaded};
 use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::{Hangups, OnPanic, TaskScope, terminated};
@@ -224,11 +224,19 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     let scope = TaskScope::new(OnPanic::EndTask);
     let peers = pod_addresses(&args.peers)?;
     let membership = cluster::join(&cluster, config.id.as_str(), peers, &scope).await?;
+    let after_drain = config.after_drain;
     let pod = Pod::start(config, Listen::Tcp, membership).await?;
     if let Some(address) = pod.address() {
         print::answer(format_args!("pod {} listens on {address}", pod.id()))?;
     }
-    run_until_signal(pod.drain()).await
+    let duty = pod.duty().clone();
+    let is_over = async move {
+        match after_drain {
+            AfterDrain::Exit => duty.drained().await,
+            AfterDrain::Wait => std::future::pending().await,
+        }
+    };
+    run_until(is_over, pod.drain()).await
 }
 
 /// Keys that `sluice up` decides itself: passing over them would keep data where nobody looks for it.
@@ -326,9 +334,24 @@ fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
 /// Waits for SIGINT or SIGTERM, then drains. A second signal ends the process at once: what is durable is then
 /// committed at the next start.
 async fn run_until_signal(drain: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
+    run_until(std::future::pending(), drain).await
+}
+
+/// As `run_until_signal`, and without a signal where it `is_over`: a pod that was asked elsewhere to drain has done so.
+async fn run_until(
+    is_over: impl Future<Output = ()>,
+    drain: impl Future<Output = ()>,
+) -> anyhow::Result<ExitCode> {
     // It means what it says on a terminal alone: elsewhere it asks to read files again, and ends nobody.
     let _hangups = Hangups::new();
-    terminated().await.context("cannot wait for signals")?;
+    tokio::select! {
+        biased; // what is over needs no signal
+        () = is_over => {
+            drain.await;
+            return Ok(ExitCode::SUCCESS);
+        }
+        signal = terminated() => signal.context("cannot wait for signals")?,
+    }
     print::note("draining: once more to end at once (what is durable is then committed at the next start)");
     tokio::select! {
         biased; // a drain that is done needs no hurry
