@@ -15,4 +15,5 @@ pub mod stream;
 pub mod lane;
 pub mod decode;
 pub mod wal;
+pub mod drained;
 pub mod table;
