@@ -10,7 +10,7 @@ RUST_SDK := deploy/conformance/rust-sdk
 FLIGHTS := target/flights/flights.parquet
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench quickstart-test conformance conformance-short clean
+.PHONY: run test lint bench elastic quickstart-test conformance conformance-short clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -63,6 +63,11 @@ lint:
 bench:
 	cargo build --release --workspace --bins
 	target/release/loadtest bench
+
+# A pool under load that changes, judged and timed; then what idle streams cost. Some minutes. Fails where an aim is missed.
+elastic:
+	cargo build --release --workspace --bins
+	target/release/loadtest elastic && target/release/loadtest idle
 
 $(READY): deploy/quickstart/requirements.txt
 	python3 -m venv $(VENV)
