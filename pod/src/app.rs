@@ -4,19 +4,21 @@
 //! *Does not own*: any of the parts.
 //! Keeps P3: a log that fails ends the process, so that nothing is acked that is not on stable storage.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_shared::error::Error;
-use sluice_shared::ids::PodId;
+use sluice_shared::ids::{PodId, TableName};
 use sluice_shared::lifecycle::{Hurry, OnPanic, Phase, TaskScope};
 use sluice_shared::link::{self, PipeDialer, PipeListener, PodAddress};
-use sluice_shared::membership::Membership;
+use sluice_shared::membership::{Membership, PodMember};
 use sluice_shared::pool::PoolView;
 use sluice_shared::proto::MESSAGE_BYTES_MAX;
 use sluice_shared::proto::pod_server::PodServer;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::Instant as Now;
 use tonic::transport::server::TcpIncoming;
 
@@ -39,6 +41,8 @@ const GROUP_BYTES_MAX: u64 = 4 << 20;
 const DECODED_FACTOR: usize = 8;
 /// How often streams are looked through for those whose gateways have not come back.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
+/// Streams of a pod that drains go to the first pods of their table's order, or to some behind these.
+const NEIGHBOURS: usize = 2;
 /// Exit status of a process whose log has failed.
 const EXIT_LOG_FAILED: i32 = 74;
 
@@ -68,12 +72,14 @@ impl Pod {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
         let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
-        scope.spawn("pool", follow(membership.clone(), pool.clone(), scope.clone()));
+        let (opened, tables_opened) = watch::channel(None);
+        scope.spawn("pool", follow(membership.clone(), pool.clone(), tables_opened, scope.clone()));
         let (wal, replay) = open_log(&config).await?;
         let tables = Tables::new(tables_config(&config, pool.clone()), wal.clone(), scope.clone())?;
         tables.drained_logs().withdraw(wal.log_id()).await?;
         let streams = Streams::default();
         replay_log(replay, &streams, &tables, &config.id).await?;
+        opened.send_replace(Some(tables.clone()));
         let record_bytes_max = config.record_bytes_max.as_usize();
         let decoded_bytes_max = record_bytes_max * DECODED_FACTOR;
         // A single row has to fit a segment of the log, with what Arrow adds to it.
@@ -174,17 +180,49 @@ impl Pod {
 }
 
 /// Keeps the pool as the membership has it.
-async fn follow(membership: Membership, pool: Pool, scope: TaskScope) {
+async fn follow(
+    membership: Membership,
+    pool: Pool,
+    tables: watch::Receiver<Option<Tables>>,
+    scope: TaskScope,
+) {
     let mut members = membership.watch();
     let mut view = PoolView::new([]);
+    let mut leaving = BTreeSet::new();
     loop {
         let newest = Arc::clone(&members.borrow_and_update());
         newest.teach(&mut view, Now::now());
         pool.update(view.clone());
+        let drains =
+            |(_, pod): &(&PodId, &PodMember)| pod.lost.is_none() && pod.state.phase == Phase::Draining;
+        let draining: BTreeSet<PodId> = newest.pods.iter().filter(drains).map(|(id, _)| id.clone()).collect();
+        if let Some(tables) = tables.borrow().clone() {
+            for pod in draining.difference(&leaving).filter(|pod| *pod != pool.me()) {
+                let load = newest.pods[pod].state.load.tables.iter();
+                let coming =
+                    load.map(|load| load.table.clone()).filter(|table| is_near(&view, table, pool.me()));
+                scope.spawn("prepare", prepare(tables.clone(), coming.collect()));
+            }
+        }
+        leaving = draining;
         tokio::select! {
             biased; // the end first
             () = scope.cancelled() => return,
             changed = members.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Whether streams of the table that leave another pod may come to this one.
+fn is_near(view: &PoolView, table: &TableName, me: &PodId) -> bool {
+    view.order(table).take(view.spread(table) + NEIGHBOURS).any(|pod| pod.id == *me)
+}
+
+/// Opens tables before their streams come: the first open of one takes many times as long as that of a stream.
+async fn prepare(tables: Tables, coming: Vec<TableName>) {
+    for table in coming {
+        if let Err(error) = tables.open(&table).await {
+            tracing::debug!(%table, %error, "a table that a draining pod has cannot be opened here yet");
         }
     }
 }

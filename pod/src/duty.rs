@@ -40,6 +40,8 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const CHANGE_TOLD: f64 = 0.10;
 /// A gateway that found no place for a stream is asked again after this time.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// From the announcement of a drain to the first stream's leave: gossip takes some of it.
+const NOTICE: Duration = Duration::from_millis(500);
 /// Streams are asked in steps of this length.
 const PACE_STEP: Duration = Duration::from_millis(20);
 /// Why a stream moves, as its gateway is told.
@@ -331,6 +333,7 @@ impl Duty {
             self.shared.phase.send_replace(Phase::Draining);
             tracing::info!(pod = %id, streams = streams.held().len(), "pod is draining");
             self.announce();
+            self.give_notice().await;
             if self.hand_over(&mut orders).await {
                 break;
             }
@@ -364,6 +367,18 @@ impl Duty {
         }
         if let Err(error) = tables.drained_logs().note(wal.log_id()).await {
             tracing::warn!(pod = %id, %error, "named streams that were here wait for this pod until it is back");
+        }
+    }
+
+    /// Gives the other pods, which have to hear of it first, time to open the tables whose streams come to them.
+    async fn give_notice(&self) {
+        if self.shared.parts.streams.held().is_empty() || !self.has_others() {
+            return;
+        }
+        tokio::select! {
+            biased; // a hurry first
+            () = self.shared.hurry.hurried() => {}
+            () = tokio::time::sleep(NOTICE) => {}
         }
     }
 
