@@ -24,7 +24,7 @@ use sluice_shared::pool::{PodLoad, PodView, PoolView, Sums, Trust};
 pub use explain::{Explained, Explanation, explain};
 
 /// A pod may stand this much above the mean.
-const BOUND_OVER_MEAN: f64 = 1.15;
+const BOUND_OVER_MEAN: f64 = 1.25;
 /// A stream returns to its last pod even if that stands a little over the bound: its log and files are there.
 const STICKY_OVER_BOUND: f64 = 1.1;
 /// Below this no pod is taken to be loaded: in an idle pool "above the mean" says nothing, and must not

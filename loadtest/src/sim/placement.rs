@@ -48,7 +48,7 @@ const HOTTEST_DEATH_MAX: f64 = 1.3;
 /// bound has left there is one in every tenth world or so, and nobody can know before it sends.
 const OVERFULL_MAX: f64 = 1.0;
 /// Load per pod and table, in that of two choices.
-const PER_PAIR_MIN: f64 = 3.0;
+const PER_PAIR_MIN: f64 = 3.3;
 const STICKY_MIN: f64 = 0.95;
 /// Decisions that are timed.
 const DECISIONS: usize = 200_000;
