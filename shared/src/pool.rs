@@ -7,7 +7,8 @@
 //!
 //! *Owns*: the pool view, corrected load, how far each table spreads. A view is soft state: rebuilt from what is known,
 //! never stored. Time is given to it.
-//! *Does not own*: the ring (`ring`), what is kept of it (`firsts`), the choice of a pod (`gateway/src/placement.rs`), how reports arrive.
+//! *Does not own*: the ring (`ring`), what is kept of it (`firsts`), how reports arrive, the choice of a pod
+//! (`gateway/src/placement.rs`).
 
 mod ring;
 mod firsts;

@@ -12,7 +12,7 @@ use crate::ids::TableName;
 /// For a table that stands on fewer pods a few look-ups cost less than is won.
 const SPREAD_MIN: usize = 8;
 /// So many pods beyond a table's own are kept too: where it overflows.
-pub(super) const BEYOND: usize = 32;
+const BEYOND: usize = 32;
 
 /// What is kept, as places among the ring's pods. All of it is of one ring.
 #[derive(Debug, Clone, Default)]
@@ -21,8 +21,8 @@ pub(super) struct Firsts {
 }
 
 impl Firsts {
-    /// The table stands on so many pods now. Twice as many are looked up as are missing at most, so that a table that
-    /// grows pod by pod is looked up seldom.
+    /// The table stands on so many pods now. Up to twice as many are looked up, so that a table that grows pod by pod
+    /// is looked up seldom.
     pub(super) fn keep(&mut self, ring: &TableRing, table: &TableName, spread: usize) {
         let wanted = (spread + BEYOND).min(ring.pods().len());
         if spread < SPREAD_MIN || self.of(table).len() >= wanted {
