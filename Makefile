@@ -76,10 +76,10 @@ bench:
 	@missed=0; target/release/loadtest bench || missed=1; \
 		python3 deploy/conformance/zerobus_rust_rate.py target/release/sluice || missed=1; exit $$missed
 
-# Where streams go, in a pool that is simulated with the service's own rules; some minutes.
+# Where streams go, in a pool that is simulated with the service's own rules, also with 2,000 pods; some minutes.
 sim-placement:
 	cargo build --release --workspace --bins
-	target/release/loadtest sim placement --plots target/sim
+	target/release/loadtest sim placement --large --plots target/sim
 
 # Days of a pool that scales itself, beside an oracle; the plots go into target/sim.
 sim-policy:

@@ -2,7 +2,8 @@
 //!
 //! A pure function of the pool view, shared by gateway, simulator and `explain`. A small table's streams stay
 //! on its home, so that its files are few and large; a hot table spreads over the first pods of its order. A decision
-//! costs some look-ups on the ring, however large the pool: what is known of all pods together is kept in the view.
+//! costs some look-ups on the ring, however large the pool: what is known of all pods together is kept in the view, and
+//! so are the first pods of hot tables.
 //!
 //! Sources: two choices under stale data (M. Mitzenmacher, 2000), own placements since the last report
 //! (M. Dahlin, 2000), bounded loads on a ring (Mirrokni, Thorup, Zadimoghaddam, 2017).
@@ -23,7 +24,7 @@ use sluice_shared::pool::{PodLoad, PodView, PoolView, Sums, Trust};
 pub use explain::{Explained, Explanation, explain};
 
 /// A pod may stand this much above the mean.
-const BOUND_OVER_MEAN: f64 = 1.15;
+const BOUND_OVER_MEAN: f64 = 1.25;
 /// A stream returns to its last pod even if that stands a little over the bound: its log and files are there.
 const STICKY_OVER_BOUND: f64 = 1.1;
 /// Below this no pod is taken to be loaded: in an idle pool "above the mean" says nothing, and must not
@@ -44,6 +45,10 @@ const NEW_POD: Duration = Duration::from_secs(180);
 const NEW_UNDER_MEAN: f64 = 0.85;
 /// Random pods that are looked at for one that may be used, before all are.
 const DRAWS_MAX: usize = 16;
+/// Of a table that stands on more pods than this two are drawn by their places; else all are looked at first.
+const WALK_MAX: usize = 32;
+/// Pods beyond its own that are looked at where a table overflows.
+const OVERFLOW_MAX: usize = 32;
 
 /// What is known of the stream to place.
 #[derive(Debug, Clone, Copy, Default)]
@@ -57,7 +62,7 @@ pub struct StreamHints<'a> {
 }
 
 /// Which rule decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
     /// Back to the pod that held it last.
@@ -108,7 +113,7 @@ pub fn place(
     let (pod, rule) = choice
         .sticky()
         .or_else(|| choice.two_choices(rng))
-        .or_else(|| choice.overflow())
+        .or_else(|| choice.overflow(rng))
         .or_else(|| choice.whole_pool(rng))
         .ok_or(NoPlace::Full)?;
     let adds = choice.adds(pod.pod);
@@ -130,6 +135,8 @@ struct Choice<'a> {
     /// Least that it is taken to add.
     adds_min: f64,
     /// How many of the table's order it stands on.
+    reach: usize,
+    /// Of those as many as are the viewer's to place on.
     spread: usize,
     /// Load up to which a pod takes the stream.
     bound: f64,
@@ -146,8 +153,9 @@ impl<'a> Choice<'a> {
         let bytes_per_s = known.unwrap_or_default();
         let adds = (bytes_per_s / sums.capacity_bytes_per_s()).clamp(adds_min, 1.0);
         let bound = (BOUND_OVER_MEAN * mean).max(mean + adds).clamp(BOUND_MIN, HARD_LIMIT);
-        let spread = spread(view, table, sums.pods);
-        Ok(Self { view, table, hints, trust, bytes_per_s, adds_min, spread, bound, mean })
+        let reach = view.spread(table).min(sums.pods).max(1);
+        let spread = near_share(view, reach, sums.pods);
+        Ok(Self { view, table, hints, trust, bytes_per_s, adds_min, reach, spread, bound, mean })
     }
 
     /// What the stream is expected to add to this pod.
@@ -194,27 +202,51 @@ impl<'a> Choice<'a> {
     }
 
     fn two_choices(&self, rng: &mut impl Rng) -> Option<(PodLoad<'a>, Rule)> {
-        let candidates: Vec<PodLoad<'a>> = self.order().take(self.spread).collect();
-        let better = less_loaded_of_two(candidates.len(), |nth| candidates[nth], rng)?;
+        let better = if self.reach > WALK_MAX {
+            let (pods, pod) = self.view.first(self.table, self.reach);
+            self.draw_two(pods, pod, |pod| self.is_near(pod), rng)?
+        } else {
+            let candidates: Vec<PodLoad<'a>> = self.order().take(self.spread).collect();
+            less_loaded_of_two(candidates.len(), |nth| candidates[nth], rng)?
+        };
         self.fits(&better, 1.0).then_some((better, Rule::TwoChoices))
     }
 
-    fn overflow(&self) -> Option<(PodLoad<'a>, Rule)> {
-        let next = self.order().find(|pod| self.fits(pod, 1.0))?;
+    /// Not the whole order: where so many pods on end are over the bound, most are.
+    fn overflow(&self, rng: &mut impl Rng) -> Option<(PodLoad<'a>, Rule)> {
+        let next = if self.reach > WALK_MAX {
+            let (pods, pod) = self.view.first(self.table, self.reach + OVERFLOW_MAX);
+            let inside = (0..DRAWS_MAX).map(|_| rng.random_range(0..self.reach.min(pods)));
+            let is_open = |pod: &PodLoad<'_>| self.is_usable(pod.pod) && self.is_near(pod);
+            let mut drawn = inside.chain(self.reach..pods).map(pod);
+            drawn.find(|pod| is_open(pod) && self.fits(pod, 1.0))?
+        } else {
+            self.order().take(WALK_MAX + OVERFLOW_MAX).find(|pod| self.fits(pod, 1.0))?
+        };
         Some((next, Rule::Overflow))
     }
 
     fn whole_pool(&self, rng: &mut impl Rng) -> Option<(PodLoad<'a>, Rule)> {
         let (pods, pod) = self.view.active();
-        let is_open = |pod: &PodLoad<'_>| self.is_usable(pod.pod) && pod.reported < HARD_LIMIT;
-        let drawn: Vec<PodLoad<'a>> = (0..DRAWS_MAX.min(pods))
-            .map(|_| pod(rng.random_range(0..pods)))
-            .filter(|pod| is_open(pod))
-            .take(2)
-            .collect();
-        let least = drawn.into_iter().min_by(|a, b| a.load.total_cmp(&b.load));
-        let all = || (0..pods).map(&pod).filter(is_open).min_by(|a, b| a.load.total_cmp(&b.load));
-        Some((least.or_else(all)?, Rule::WholePool))
+        let has_room = |pod: &PodLoad<'_>| pod.reported < HARD_LIMIT;
+        let all = || {
+            let is_open = |pod: &PodLoad<'_>| self.is_usable(pod.pod) && has_room(pod);
+            (0..pods).map(&pod).filter(is_open).min_by(|a, b| a.load.total_cmp(&b.load))
+        };
+        Some((self.draw_two(pods, &pod, has_room, rng).or_else(all)?, Rule::WholePool))
+    }
+
+    /// The less loaded of the first two that are drawn and may be used.
+    fn draw_two(
+        &self,
+        pods: usize,
+        pod: impl Fn(usize) -> PodLoad<'a>,
+        is_open: impl Fn(&PodLoad<'_>) -> bool,
+        rng: &mut impl Rng,
+    ) -> Option<PodLoad<'a>> {
+        let drawn = (0..DRAWS_MAX.min(pods)).map(|_| pod(rng.random_range(0..pods)));
+        let open = drawn.filter(|pod| self.is_usable(pod.pod) && is_open(pod));
+        open.take(2).min_by(|a, b| a.load.total_cmp(&b.load))
     }
 }
 
@@ -236,11 +268,10 @@ fn expected_rate(view: &PoolView, table: &TableName, hints: &StreamHints<'_>, su
     hints.rate_bytes_per_s.map(|rate| rate as f64).or_else(of_table).or_else(|| sums.stream_bytes_per_s())
 }
 
-/// On how many pods the table's streams of this viewer stand: where it has a zone, on its share of them there.
-fn spread(view: &PoolView, table: &TableName, pods: usize) -> usize {
-    let spread = view.spread(table).min(pods).max(1);
+/// Where the viewer has a zone, a table's streams stand on its share of the table's pods there.
+fn near_share(view: &PoolView, reach: usize, pods: usize) -> usize {
     let near = view.zone.as_deref().map(|zone| view.well_in(zone)).filter(|near| *near > 0);
-    near.map_or(spread, |near| (spread * near).div_ceil(pods.max(1)).clamp(1, near))
+    near.map_or(reach, |near| (reach * near).div_ceil(pods.max(1)).clamp(1, near))
 }
 
 fn less_loaded_of_two<'a>(

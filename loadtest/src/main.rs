@@ -86,7 +86,7 @@ enum Simulated {
         /// How many worlds to try.
         #[arg(long, default_value_t = 10)]
         seeds: u64,
-        /// Also a pool of 2,000 pods with a million streams, which takes long.
+        /// Also a pool of 2,000 pods with a million streams, which takes minutes.
         #[arg(long)]
         large: bool,
         /// Write plots into this directory.

@@ -13,14 +13,20 @@ use std::time::{Duration, Instant};
 use sluice_shared::ids::{PodId, TableName};
 use sluice_shared::pool::{PoolView, Trust};
 
-/// A pod is hot when it stands so much above the mean: the bound up to which placement fills it.
-const HOT_OVER_MEAN: f64 = 1.20;
+/// A pod is hot when it stands so much above the mean. That is less than placement fills it to: a wide bound there makes
+/// large files, and what grows beyond it is moved away while the pod is still well.
+const HOT_OVER_MEAN: f64 = 1.15;
 /// It sheds until it stands so much above the mean.
 const COOL_OVER_MEAN: f64 = 1.05;
 /// Below this no pod is hot, whatever the mean.
 const HOT_MIN: f64 = 0.25;
 /// So many reports in a row must say so.
 const HOT_REPORTS: u32 = 3;
+/// A report of a pod that stands so much above the mean counts double.
+const FAR_OVER_MEAN: f64 = 1.20;
+const FAR_COUNTS: u32 = 2;
+/// One report of a pod that is so full is enough: it has no time.
+const URGENT: f64 = 0.95;
 /// At most this share of its streams, but one at least, in `WINDOW`.
 const SHARE_MAX: f64 = 0.05;
 const WINDOW: Duration = Duration::from_secs(10);
@@ -89,12 +95,22 @@ impl Shedder {
         let sums = view.sums(Trust::Well);
         let load = own.load.fraction() - self.echo(now);
         let bound = (HOT_OVER_MEAN * sums.load()).max(HOT_MIN);
-        self.hot_reports = if load > bound { self.hot_reports + 1 } else { 0 };
+        let is_far = load > (FAR_OVER_MEAN * sums.load()).max(HOT_MIN);
+        let counts = if load > URGENT {
+            HOT_REPORTS
+        } else if is_far {
+            FAR_COUNTS
+        } else {
+            1
+        };
+        self.hot_reports = if load > bound { self.hot_reports + counts } else { 0 };
+        if self.hot_reports < HOT_REPORTS {
+            return None;
+        }
         let others = view.pods().iter().filter(|pod| pod.id != *me && Trust::Well.takes(pod));
         let coolest = others.map(|pod| pod.load.fraction()).fold(f64::INFINITY, f64::min);
         let over = load - COOL_OVER_MEAN * sums.load();
-        let is_time = self.hot_reports >= HOT_REPORTS && coolest < sums.load();
-        is_time.then_some(Excess { load, over, coolest, bound })
+        (coolest < sums.load()).then_some(Excess { load, over, coolest, bound })
     }
 
     /// The streams to hand off now: the fewest that bring the pod down, as far as the budget goes, and rather those

@@ -7,11 +7,14 @@
 //!
 //! *Owns*: the pool view, corrected load, how far each table spreads. A view is soft state: rebuilt from what is known,
 //! never stored. Time is given to it.
-//! *Does not own*: the ring (`ring`), the choice of a pod (`gateway/src/placement.rs`), how reports arrive.
+//! *Does not own*: the ring (`ring`), what is kept of it (`firsts`), how reports arrive, the choice of a pod
+//! (`gateway/src/placement.rs`).
 
 mod ring;
+mod firsts;
 mod rate;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +24,8 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{PodId, TableName};
 use crate::lifecycle::Phase;
 use crate::link::PodAddress;
+
+use firsts::Firsts;
 
 pub use rate::TableRate;
 pub use ring::TableRing;
@@ -260,6 +265,8 @@ pub struct PoolView {
     /// Places of the active ones among all, in the ring's order of pods.
     active: Vec<usize>,
     ring: Arc<TableRing>,
+    /// Of hot tables, on that ring.
+    firsts: Firsts,
     /// Those that are well.
     well: Sums,
     /// Their number by zone.
@@ -284,6 +291,7 @@ impl PoolView {
             active: active_places(&pods),
             ring: Arc::new(TableRing::new(active_ids(&pods).cloned())),
             pods,
+            firsts: Firsts::default(),
             well: Sums::default(),
             zones: HashMap::new(),
             gateways: 1,
@@ -331,6 +339,9 @@ impl PoolView {
         for (gone, _) in old.into_values() {
             self.count_tables(&gone.load.tables, -1.0);
         }
+        if !active_ids(&self.pods).eq(self.ring.pods()) {
+            self.firsts.clear();
+        }
         self.ring = if active_ids(&self.pods).eq(ring.pods()) {
             Arc::clone(ring)
         } else {
@@ -367,7 +378,7 @@ impl PoolView {
 
     /// The active pods in the table's order, its home first.
     pub fn order(&self, table: &TableName) -> impl Iterator<Item = &PodView> {
-        self.ring.places(table).map(|place| &self.pods[self.active[place]])
+        self.places(table).map(|place| &self.pods[self.active[place]])
     }
 
     /// The pod that alone commits to the table: the first active one in its order.
@@ -382,7 +393,16 @@ impl PoolView {
 
     /// The active pods with their loads, in the table's order.
     pub fn loads(&self, table: &TableName) -> impl Iterator<Item = PodLoad<'_>> {
-        self.ring.places(table).map(|place| self.load_at(self.active[place]))
+        self.places(table).map(|place| self.load_at(self.active[place]))
+    }
+
+    /// Of the first so many of the table's order, as far as there are as many: their number, and any of them with its load.
+    /// For random choices: of a hot table they are kept, and cost no look-up.
+    pub fn first<'a>(&'a self, table: &TableName, pods: usize) -> (usize, impl Fn(usize) -> PodLoad<'a>) {
+        let (pods, kept) = (pods.min(self.active.len()), self.firsts.of(table));
+        let first =
+            kept.get(..pods).map_or_else(|| self.ring.places(table).take(pods).collect(), Cow::Borrowed);
+        (pods, move |nth| self.load_at(self.active[first[nth]]))
     }
 
     /// One pod with its load.
@@ -426,6 +446,7 @@ impl PoolView {
         for named in &report.tables {
             if let Some(rate) = self.tables.get_mut(&named.table) {
                 rate.follow(capacity, now);
+                self.firsts.keep(&self.ring, &named.table, rate.spread);
             }
         }
         self.change(place, |pod, ledger| {
@@ -483,6 +504,14 @@ impl PoolView {
             self.swept_at = Some(now);
             self.sweep(now);
         }
+    }
+
+    /// The table's order, as places among the active pods.
+    fn places(&self, table: &TableName) -> impl Iterator<Item = usize> {
+        let kept = self.firsts.of(table);
+        let table = table.clone();
+        let looked_up = move || self.ring.places(&table).skip(kept.len());
+        kept.iter().copied().chain(std::iter::once_with(looked_up).flatten())
     }
 
     fn find(&self, id: &PodId) -> Option<usize> {
@@ -567,6 +596,8 @@ impl PoolView {
             rate.follow(capacity, now);
             !rate.is_gone()
         });
+        let tables = &self.tables;
+        self.firsts.retain(|table| tables.contains_key(table));
     }
 }
 

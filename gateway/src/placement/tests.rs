@@ -291,3 +291,71 @@ fn an_empty_pool_is_explained_too() {
             .all(|told| told.why_not.as_deref().is_some_and(|why| why.contains("take nothing")))
     );
 }
+
+/// A pool in which a table stands on more pods than are looked at one by one.
+fn wide(load: f64) -> (PoolView, Vec<PodId>) {
+    let view = at_rate(PoolView::new((0..200).map(|n| loaded(n, load))), 99.5);
+    let order = order(&view);
+    (view, order)
+}
+
+fn place_many(view: &PoolView, hints: &StreamHints<'_>) -> (HashSet<PodId>, HashSet<Rule>) {
+    let mut rng = rng();
+    let placed = || place(view, &table(), hints, &mut rng).map(|placement| (placement.pod, placement.rule));
+    std::iter::repeat_with(placed).take(2_000).map(|placed| placed.expect("there are pods")).unzip()
+}
+
+#[test]
+fn a_very_hot_table_is_drawn_from_all_that_it_stands_on_and_no_others() {
+    let (mut view, order) = wide(0.5);
+    view.update(&order[3], |pod| pod.aside = true);
+    let tried = [order[5].clone()];
+    let (pods, rules) = place_many(&view, &StreamHints { tried: &tried, ..StreamHints::default() });
+    let open = |id: &&PodId| **id != order[3] && **id != order[5];
+    assert_eq!(pods, order[..100].iter().filter(open).cloned().collect());
+    assert_eq!(rules, HashSet::from([Rule::TwoChoices]));
+}
+
+#[test]
+fn a_very_hot_table_overflows_inside_first_and_then_just_beyond() {
+    let (mut view, order) = wide(0.4);
+    for id in &order[..100] {
+        view.update(id, |pod| pod.load.ingress = 0.85);
+    }
+    let (pods, rules) = place_many(&view, &StreamHints::default());
+    assert_eq!((pods, rules), (HashSet::from([order[100].clone()]), HashSet::from([Rule::Overflow])));
+    // Now half of its own have room.
+    for id in order[..100].iter().step_by(2) {
+        view.update(id, |pod| pod.load.ingress = 0.4);
+    }
+    let (pods, rules) = place_many(&view, &StreamHints::default());
+    let inside = pods.iter().filter(|id| order[..100].contains(id)).count();
+    assert_eq!(rules, HashSet::from([Rule::TwoChoices, Rule::Overflow]));
+    assert!(inside == 50 && pods.len() <= 51, "{inside} of {}", pods.len());
+}
+
+#[test]
+fn a_very_hot_table_stays_in_the_own_zone() {
+    let zones = ["a", "b", "c", "d"];
+    let mut view = at_rate(PoolView::new((0..200).map(|n| zoned(n, zones[n % 4], 0.5))), 99.5);
+    view.zone = Some("b".to_owned());
+    let first: HashSet<PodId> = order(&view)[..100].iter().cloned().collect();
+    let (pods, rules) = place_many(&view, &StreamHints::default());
+    assert!(rules.contains(&Rule::TwoChoices));
+    let is_near = |id: &PodId| view.pod(id).and_then(|pod| pod.zone.as_deref()) == Some("b");
+    assert!(pods.iter().all(is_near) && pods.is_subset(&first) && pods.len() > 15, "{}", pods.len());
+}
+
+#[test]
+fn where_all_that_is_looked_at_is_over_the_bound_the_whole_pool_is_drawn_from() {
+    // The last pods of the order are cool, and too far for a walk.
+    let mut view = PoolView::new((0..200).map(|n| loaded(n, 0.6)));
+    let order = order(&view);
+    for id in &order[100..] {
+        view.update(id, |pod| pod.load.ingress = 0.2);
+    }
+    let (pods, rules) = place_many(&view, &StreamHints::default());
+    assert_eq!(rules, HashSet::from([Rule::WholePool]));
+    let cool = pods.iter().filter(|id| order[100..].contains(id)).count();
+    assert!(cool > 90, "of two the less loaded one: {cool} of {}", pods.len());
+}

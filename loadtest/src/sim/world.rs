@@ -155,12 +155,7 @@ impl World {
     pub fn new(scenario: Scenario) -> Self {
         let rng = StdRng::seed_from_u64(scenario.seed);
         let tables = (0..scenario.tables).map(|n| name(&format!("table_{n}"))).collect();
-        let weights = (1..=scenario.tables).map(|n| (n as f64).powf(-ZIPF));
-        let shares = weights.scan(0.0, |sum, weight| {
-            *sum += weight;
-            Some(*sum)
-        });
-        let shares = shares.collect();
+        let shares = shares(scenario.tables);
         let pods: Vec<Pod> = (0..scenario.pods).map(|n| Pod::new(n, f64::NEG_INFINITY)).collect();
         let mut view = PoolView::new(pods.iter().map(|pod| pod.view(0.0)));
         view.gateways = u32::try_from(scenario.gateways).unwrap_or(u32::MAX);
@@ -256,8 +251,7 @@ impl World {
     }
 
     fn arrive(&mut self) {
-        let draw = self.rng.random_range(0.0..self.shares[self.shares.len() - 1]);
-        let table = self.shares.partition_point(|share| *share <= draw) as u32;
+        let table = draw_table(&self.shares, &mut self.rng) as u32;
         let mean = self.scenario.load * self.scenario.pods as f64 / self.scenario.streams as f64;
         let load = (mean.ln() - RATE_SIGMA * RATE_SIGMA / 2.0 + RATE_SIGMA * self.normal()).exp();
         let gateway = self.rng.random_range(0..self.scenario.gateways) as u32;
@@ -530,6 +524,22 @@ impl Pod {
             ..LoadReport::default()
         }
     }
+}
+
+/// Cumulated shares of so many tables, the most popular first.
+pub(super) fn shares(tables: usize) -> Vec<f64> {
+    let weights = (1..=tables).map(|n| (n as f64).powf(-ZIPF));
+    let shares = weights.scan(0.0, |sum, weight| {
+        *sum += weight;
+        Some(*sum)
+    });
+    shares.collect()
+}
+
+/// A table, the more popular the more often.
+pub(super) fn draw_table(shares: &[f64], rng: &mut StdRng) -> usize {
+    let draw = rng.random_range(0.0..shares[shares.len() - 1]);
+    shares.partition_point(|share| *share <= draw)
 }
 
 /// Pods are numbered as they come.

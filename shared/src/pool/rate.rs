@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 /// Share of one pod that a table may fill before it spreads to the next.
-const TABLE_SHARE: f64 = 0.10;
+pub(super) const TABLE_SHARE: f64 = 0.10;
 /// A table draws back where it fills less than this of what it stands on.
 const SHRINK_BELOW: f64 = 0.6;
 /// And by one pod in so much time: files get smaller at once when a table spreads, and only slowly larger again.

@@ -215,7 +215,10 @@ mod tests {
         assert_eq!(order(&ring, 7).into_iter().collect::<BTreeSet<_>>(), pods(0..2_000));
     }
 
+    // Each case builds rings: few are enough, and many take seconds.
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
         #[test]
         fn the_order_begins_as_the_crate_has_it(numbers in prop::collection::btree_set(0..100_u32, 1..12), n: u32) {
             let theirs = RingBuilder::new(Mixed).vnodes(VIRTUAL_NODES).nodes_iter(pods(numbers.clone())).build();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use super::rate::TABLE_SHARE;
 use super::*;
 
 fn pod(number: usize, phase: Phase) -> PodView {
@@ -233,4 +234,46 @@ proptest! {
             prop_assert_eq!(streams, told);
         }
     }
+}
+
+/// A view of so many pods in which one table is as hot as so many; and one that keeps nothing of it.
+fn hot_and_cold(pods: usize, filled: f64) -> (PoolView, PoolView) {
+    let (cold, start) = (PoolView::new((0..pods).map(|n| pod(n, Phase::Active))), Instant::now());
+    let mut hot = cold.clone();
+    let bytes_per_s = filled * TABLE_SHARE * CAPACITY_BYTES_PER_S;
+    hot.report(&id(0), report(1, 0.5, &[(1, bytes_per_s, 100)]), start);
+    (hot, cold)
+}
+
+#[test]
+fn what_is_kept_of_a_hot_table_is_its_order() {
+    let (hot, cold) = hot_and_cold(200, 40.0);
+    assert!((40..200).contains(&hot.firsts.of(&table(1)).len()));
+    let ids = |view: &PoolView| view.order(&table(1)).map(|pod| pod.id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&hot), ids(&cold), "also beyond what is kept");
+    for (view, asked) in [(&hot, 40), (&cold, 40), (&hot, 150), (&hot, 300)] {
+        let table = table(1);
+        let (pods, pod) = view.first(&table, asked);
+        let first: Vec<PodId> = (0..pods).map(|nth| pod(nth).pod.id.clone()).collect();
+        assert_eq!(first, ids(&cold)[..asked.min(200)], "{asked}");
+    }
+}
+
+#[test]
+fn what_is_kept_goes_with_the_ring_and_with_the_table() {
+    let (mut hot, _) = hot_and_cold(50, 40.0);
+    let start = Instant::now();
+    hot.set_members((0..50).map(|n| pod(n, Phase::Active)), start);
+    assert!(!hot.firsts.of(&table(1)).is_empty(), "the same pods are active");
+    hot.set_members((1..50).map(|n| pod(n, Phase::Active)), start);
+    assert!(hot.firsts.of(&table(1)).is_empty());
+    assert!(hot.order(&table(1)).all(|pod| pod.id != id(0)));
+    let hottest = 40.0 * TABLE_SHARE * CAPACITY_BYTES_PER_S;
+    hot.report(&id(2), report(1, 0.5, &[(1, hottest, 100)]), start);
+    assert_eq!(hot.firsts.of(&table(1)).len(), 49);
+    hot.report(&id(2), report(2, 0.5, &[]), start);
+    for n in 1..=50 {
+        hot.advance(start + s(300.0) * n);
+    }
+    assert!(hot.tables.is_empty() && hot.firsts.of(&table(1)).is_empty());
 }
