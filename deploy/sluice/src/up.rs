@@ -379,8 +379,8 @@ fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
     parsed.collect()
 }
 
-/// Waits for SIGINT or SIGTERM, or for the work to end by itself; then drains. A second signal hurries the drain, a third one ends the process at once: what
-/// is durable is then committed at the next start.
+/// Waits for SIGINT or SIGTERM, or for the work to end by itself; then drains. A second signal hurries the drain, a third
+/// one ends the process at once: what is durable is then committed at the next start.
 async fn run_until_signal(
     drain: impl AsyncFnOnce(Hurry),
     ended: impl Future<Output = ()>,
