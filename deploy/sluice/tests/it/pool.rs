@@ -307,11 +307,11 @@ async fn a_drain_is_taken_back_while_streams_have_still_to_leave() {
     // One stream in a second: there is time to think again.
     let said = pool.say(&["drain", &pod, "--pace", "1", "--deadline", "60s"]);
     assert!(said.starts_with(&format!("{pod} is draining: ")), "{said}");
-    let explained = pool.say(&["explain", "t"]);
-    let said = pool.say(&["join", &pod]);
-    assert_eq!(said, format!("{pod} is active\n"));
+    let explained =
+        async || pool.say(&["explain", "t"]).contains("draining: takes no new streams").then_some(());
+    until("the drain, as the gateway hears of it", explained).await;
+    assert_eq!(pool.say(&["join", &pod]), format!("{pod} is active\n"));
     pool.until_phases(["active", "active"]).await;
-    assert!(explained.contains("draining: takes no new streams"), "{explained}");
     for producer in &mut producers {
         producer.send().await;
     }
