@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -149,6 +150,75 @@ class Sluice:
         return os.path.isdir(os.path.join(self.directory, "tables", *table.split(".")))
 
 
+class Pool(Sluice):
+    """A gateway and two pods, which find each other by gossip. The admin API says which pod has a stream."""
+
+    PODS = ("pod-1", "pod-2")
+
+    def __init__(self, directory, settings=()):
+        self.directory, self.settings, self.ever = directory, dict(settings), []
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+            free.bind(("127.0.0.1", 0))
+            self.seed = "%s:%d" % free.getsockname()
+        self.pods = {pod: self.start_pod(pod) for pod in self.PODS}
+        self.gateway = self.start_gateway("127.0.0.1:0")
+        self.admin = self.wait("the admin API", lambda: re.search(r"admin API +http://(\S+)/v1/pods", self.gateway.said()))[1]
+        self.wait_for_phases("active", "active")
+
+    def start_pod(self, pod):
+        gossip = ["--gossip-listen", self.seed]
+        if pod != self.PODS[0]:
+            gossip = ["--gossip-listen", "127.0.0.1:0", "--seed", self.seed]
+        listen = ["--listen", "127.0.0.1:0", "--data", self.directory, "--auto-create"]
+        return self._start(pod, "pod", "--id", pod, *listen, *gossip)
+
+    def start_gateway(self, listen):
+        gossip = ["--gossip-listen", "127.0.0.1:0", "--seed", self.seed]
+        return self._start("gateway", "gateway", "--listen", listen, *gossip)
+
+    def ask(self, method, path):
+        asked = urllib.request.Request(f"http://{self.admin}{path}", method=method)
+        with urllib.request.urlopen(asked, timeout=WAIT_SECONDS) as answer:
+            return json.load(answer)
+
+    def wait(self, what, look):
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not (seen := look()):
+            assert time.monotonic() < deadline, f"waited in vain for {what}"
+            time.sleep(0.02)
+        return seen
+
+    def phases(self):
+        return [pod["phase"] for pod in self.ask("GET", "/v1/pods")["pods"]]
+
+    def wait_for_phases(self, *phases):
+        self.wait(f"{phases}", lambda: self.phases() == list(phases))
+
+    def stream(self):
+        """The only one."""
+        (stream,) = self.ask("GET", "/v1/streams")["streams"]
+        return stream
+
+    def drain(self, pod):
+        """Returns once its process has ended; how, is its status."""
+        self.ask("POST", f"/v1/pods/{pod}/drain")
+        return self.pods[pod].child.wait(timeout=WAIT_SECONDS)
+
+    def kill_pod(self, pod):
+        """Returns once the others take it for lost."""
+        self.pods[pod].end(signal.SIGKILL)
+        self.wait_for_phases(*("lost" if other == pod else "active" for other in self.PODS))
+
+    def restart_pod(self, pod):
+        """What its log holds is committed then."""
+        self.pods[pod] = self.start_pod(pod)
+        self.wait_for_phases("active", "active")
+
+    def end(self):
+        statuses = [process.end() for process in (self.gateway, *self.pods.values())]
+        assert statuses == [0, 0, 0], f"drained with {statuses}"
+
+
 class Case(unittest.TestCase):
     """A directory of its own for each case."""
 
@@ -163,6 +233,11 @@ class Case(unittest.TestCase):
         sluice = Sluice(self.directory, **options)
         self.addCleanup(sluice.kill)
         return sluice
+
+    def start_pool(self, **options):
+        pool = Pool(self.directory, **options)
+        self.addCleanup(pool.kill)
+        return pool
 
     def assert_rows(self, sluice, values, column="id", streams=1, table=TABLE):
         """All of `values`, in order, of so many streams, whose offsets have no gaps."""

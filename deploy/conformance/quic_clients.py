@@ -248,10 +248,11 @@ class Quic(unittest.IsolatedAsyncioTestCase, Case):
         asyncio.get_running_loop().set_debug(False)
 
     def start(self, **options):
-        cert_file, key_file = make_certificate(self.directory)
-        self.authority = cert_file
-        sluice = super().start(settings={"tls_cert": cert_file, "tls_key": key_file}, **options)
-        return sluice
+        return super().start(settings=self.tls_settings(), **options)
+
+    def tls_settings(self):
+        self.authority, key_file = make_certificate(self.directory)
+        return {"tls_cert": self.authority, "tls_key": key_file}
 
     def address(self, sluice):
         found = re.findall(r"gateway listens for QUIC address=([\d.]+):(\d+)", sluice.gateway.said())
@@ -298,6 +299,40 @@ class Quic(unittest.IsolatedAsyncioTestCase, Case):
         for row in sluice.rows():
             self.assertEqual(row["id"], by_stream[row["_stream"]][row["_offset"]])
         self.assert_offsets(sluice.rows(), streams=100)
+
+    @only_in_full
+    async def test_of_two_pods_the_one_with_the_stream_is_drained_and_the_other_is_killed(self):
+        pool = await asyncio.to_thread(self.start_pool, settings=self.tls_settings())
+        client = await self.connect(pool)
+        stream = client.stream()
+        await stream.opened()
+        sent = 0
+
+        async def send_while(work):
+            """Sends, each time until it is acked, for as long as `work` blocks its thread; answers what that answers."""
+            nonlocal sent
+            working = asyncio.create_task(asyncio.to_thread(work))
+            while not working.done() or sent == 0:
+                stream.send(records_frame(sent, *({"id": number} for number in range(sent, sent + 10))))
+                sent += 10
+                await stream.acked(sent - 1)
+            return await working
+
+        await send_while(lambda: None)
+        first = (await asyncio.to_thread(pool.stream))["pod"]
+        self.assertEqual(await send_while(lambda: pool.drain(first)), 0, "a drained pod's status")
+        moved = await asyncio.to_thread(pool.stream)
+        self.assertEqual((moved["moves"], moved["pod"] != first), (1, True))
+        # The drained one is back before the other one goes, by `kill -9`.
+        await send_while(lambda: pool.restart_pod(first))
+        await send_while(lambda: pool.kill_pod(moved["pod"]))
+        self.assertEqual((await asyncio.to_thread(pool.stream))["pod"], first)
+        await send_while(lambda: pool.restart_pod(moved["pod"]))
+        stream.send(frame(FINISH, {"when": "committed"}), end=True)
+        await stream.acked(sent - 1, "committed")
+        await stream.next("fin")
+        await self.end(pool)
+        self.assert_rows(pool, range(sent))
 
     @only_in_full
     async def test_more_streams_than_may_be_open_at_a_time(self):

@@ -174,6 +174,16 @@ def produce(kind, address, records):
     print("closed", flush=True)
 
 
+def produce_until_told(kind, address):
+    """The same, sending until there is a line, some numbers at a time; says then how many those were."""
+    sender = Sender(*opened(kind, address))
+    sender.start()
+    sender.wait_for(100)
+    print("running", flush=True)
+    sys.stdin.readline()
+    print("sent", sender.stop(), flush=True)
+
+
 class Sender(threading.Thread):
     """Sends numbers, some at a time, each time until they are acked, until it is told to stop."""
 
@@ -222,36 +232,79 @@ class Zerobus(Case):
         """A pod goes and comes back half-way, and the client's log knows nothing of it."""
         sluice = self.start()
         records = 2000
-        command = [sys.executable, os.path.abspath(__file__), "--produce", kind, sluice.gateway.address, str(records)]
+        producer = self.producer("--produce", kind, sluice.gateway.address, str(records))
+        log = []
+        for line in producer.stdout:
+            log.append(line)
+            if line.startswith("half-way"):
+                sluice.pod.end(how)
+                # It goes on sending while there is no pod.
+                producer.stdin.write("\n")
+                producer.stdin.flush()
+                sluice.pod = sluice.start_pod(sluice.pod.address)
+        self.assert_saw_nothing(kind, producer, "".join(log))
+        sluice.end()
+        self.assert_rows(sluice, range(records))
+
+    def producer(self, *arguments, stdout=subprocess.PIPE):
+        """This script as a producer, whose client logs all that it has to say."""
         producer = subprocess.Popen(
-            command,
+            [sys.executable, os.path.abspath(__file__), *arguments],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.STDOUT,
             env={**os.environ, "RUST_LOG": "databricks_zerobus_ingest_sdk=info"},
             text=True,
         )
-        self.addCleanup(producer.wait)
-        self.addCleanup(producer.kill)
-        log = []
-        with contextlib.closing(producer.stdout), producer.stdin:
-            for line in producer.stdout:
-                log.append(line)
-                if line.startswith("half-way"):
-                    sluice.pod.end(how)
-                    # It goes on sending while there is no pod.
-                    producer.stdin.write("\n")
-                    producer.stdin.flush()
-                    sluice.pod = sluice.start_pod(sluice.pod.address)
-        log = "".join(log)
+        for end in (producer.wait, producer.kill, producer.stdin.close, (producer.stdout or stdout).close):
+            self.addCleanup(end)
+        return producer
+
+    def assert_saw_nothing(self, kind, producer, log):
         self.assertEqual(producer.wait(timeout=START_SECONDS), 0, log)
         if kind == "arrow":
             self.assertEqual(log.count("Arrow Flight stream created"), 1, log)
         else:
             self.assertEqual(len(set(re.findall(r"~[0-9a-f]{32}", log))), 1, log)
         self.assertNotIn("WARN", log)
-        sluice.end()
-        self.assert_rows(sluice, range(records))
+
+    def assert_goes_on_elsewhere(self, kind, how):
+        """The pod that has the stream goes, for good or for a while, in the middle of it; the client's log knows nothing
+        of it, and all is in the table once."""
+        pool = self.start_pool()
+        # A pipe that nobody reads meanwhile would hold up a client that says much.
+        said = open(os.path.join(self.directory, "producer.log"), "w+")
+        producer = self.producer("--produce-until-told", kind, pool.gateway.address, stdout=said)
+
+        def log_now():
+            with open(said.name) as log:
+                return log.read()
+
+        pool.wait("a running producer", lambda: "running\n" in log_now())
+        holder = pool.stream()["pod"]
+        if how == "drain":
+            self.assertEqual(pool.drain(holder), 0, "a drained pod's status")
+        else:
+            pool.kill_pod(holder)
+        moved = pool.wait("the stream elsewhere", lambda: (at := pool.stream())["pod"] != holder and at)
+        self.assertEqual(moved["moves"], 1)
+        # Not only until then.
+        reached = moved["durable_next"] + 10
+        pool.wait("acks", lambda: pool.stream()["durable_next"] >= reached)
+        producer.stdin.write("\n")
+        producer.stdin.flush()
+        producer.wait(timeout=WAIT_SECONDS)
+        log = log_now()
+        self.assert_saw_nothing(kind, producer, log)
+        sent = int(re.search(r"^sent (\d+)$", log, re.MULTILINE)[1])
+        if how == "drain":
+            self.assertEqual(pool.metric("sluice_gateway_replayed_frames_total"), 0, "a drain needs no replay")
+        else:
+            pool.restart_pod(holder)
+            # Later records of the stream wait in the other pod's log for those that the killed one's has.
+            pool.wait("all records", lambda: json.loads(pool.request("GET", f"/v1/tables/{TABLE}"))["rows"] == sent)
+        pool.end()
+        self.assert_rows(pool, range(sent))
 
     def assert_drained_gateway_doubles_nothing(self, kind):
         sluice = self.start()
@@ -449,6 +502,12 @@ class Records(Zerobus):
     @only_in_full
     def test_a_pod_that_is_drained_goes_unseen(self):
         self.assert_gone_unseen("json", signal.SIGTERM)
+
+    def test_of_two_pods_the_one_with_the_stream_is_drained(self):
+        self.assert_goes_on_elsewhere("json", "drain")
+
+    def test_of_two_pods_the_one_with_the_stream_is_killed(self):
+        self.assert_goes_on_elsewhere("json", "kill")
 
     def test_a_gateway_that_is_drained_doubles_nothing(self):
         self.assert_drained_gateway_doubles_nothing("json")
@@ -724,6 +783,14 @@ class Arrow(Zerobus):
         self.assert_gone_unseen("arrow", signal.SIGTERM)
 
     @only_in_full
+    def test_of_two_pods_the_one_with_the_stream_is_drained(self):
+        self.assert_goes_on_elsewhere("arrow", "drain")
+
+    @only_in_full
+    def test_of_two_pods_the_one_with_the_stream_is_killed(self):
+        self.assert_goes_on_elsewhere("arrow", "kill")
+
+    @only_in_full
     def test_a_gateway_that_is_drained_doubles_nothing(self):
         self.assert_drained_gateway_doubles_nothing("arrow")
 
@@ -738,6 +805,8 @@ class Arrow(Zerobus):
 
 if sys.argv[1:2] == ["--produce"]:
     produce(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+elif sys.argv[1:2] == ["--produce-until-told"]:
+    produce_until_told(sys.argv[2], sys.argv[3])
 elif __name__ == "__main__":
     without = []
     if not HAS_ARROW:

@@ -3,21 +3,27 @@
 //! Each pod owns its phase: a drain or a join is a call to that pod, and any gateway can make it. The API has a listener of
 //! its own, which producers do not reach.
 //!
-//! *Owns*: paths, parameters, what is shown.
+//! *Owns*: its listener, paths, parameters, what is shown.
 //! *Does not own*: the pool (`upstream`), what a drain is (`pod/src/duty.rs`).
+//! Keeps P7: its connections are bounded, no request's body is read, and who says nothing is closed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::rejection::QueryRejection;
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{FromRequestParts, Path, Query, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{StatusCode, Uri};
+use axum::routing::{MethodRouter, get, post};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, ORIGIN};
+use http::{Method, StatusCode, Uri};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -26,18 +32,31 @@ use sluice_shared::ids::{PodId, TableName};
 use sluice_shared::lifecycle::Phase;
 use sluice_shared::membership::{Members, PodMember};
 use sluice_shared::proto::{DrainRequest, JoinRequest, PodStatus, StatusRequest};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
+use tower::ServiceExt;
 
 use crate::app::App;
 use crate::auth::SecretHash;
 use crate::edge::http::{METRICS, Refusal, json_response};
 use crate::placement::StreamHints;
+use crate::socket::{Counted, Socket};
 
+/// Connections at one time; beyond, they wait in the kernel. Few people and programs ask.
+const CONNECTIONS_MAX: usize = 64;
+/// Of a request's head.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// After an accept that failed, mostly for lack of file descriptors: until some may be free again.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// How long a pod may take to answer.
 const POD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest piece of a request that a message repeats, in characters.
+const SHOWN_CHARS: usize = 100;
 /// Streams in one answer.
 const STREAMS_SHOWN_MAX: usize = 10_000;
+/// What a pod that is past its drain answers to a join (`pod/src/duty.rs`).
+const POD_ENDED: &str = "pod_ended";
 const OPENAPI: &str = include_str!("admin/openapi.json");
 
 /// Serves the API where the configuration says; None where it says nowhere.
@@ -52,46 +71,101 @@ pub(crate) async fn start(app: &Arc<App>) -> Result<Option<SocketAddr>, Error> {
     };
     let listener = TcpListener::bind(&listen).await.map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
-    let (router, scope) = (router(Arc::clone(app)), app.background.clone());
     tracing::info!(%address, "admin API listens");
-    app.background.spawn("admin", async move {
-        tokio::select! {
+    app.background.spawn("admin", accept(listener, router(Arc::clone(app)), Arc::clone(app)));
+    Ok(Some(address))
+}
+
+/// Serves connections until the gateway has drained.
+async fn accept(listener: TcpListener, router: Router, app: Arc<App>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let accepted = tokio::select! {
             biased; // the end first
-            () = scope.cancelled() => {}
-            served = axum::serve(listener, router).into_future() => {
-                if let Err(error) = served {
-                    tracing::error!(%error, "the admin API has ended");
-                }
+            () = app.background.cancelled() => return,
+            accepted = next(&listener, &places) => accepted,
+        };
+        match accepted {
+            Ok((tcp, place)) => {
+                let serving = serve(tcp, place, router.clone(), Arc::clone(&app));
+                app.background.spawn("admin connection", serving);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the admin API cannot accept connections");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
-    });
-    Ok(Some(address))
+    }
+}
+
+async fn next(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.map_err(std::io::Error::other)?;
+    Ok((listener.accept().await?.0, place))
+}
+
+/// One connection, for as long as its client asks, and takes what is answered.
+async fn serve(tcp: TcpStream, place: OwnedSemaphorePermit, router: Router, app: Arc<App>) {
+    let socket = TokioIo::new(Socket::plain(Counted::new(tcp), app.config.write_timeout()));
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(app.config.handshake_timeout())
+        .max_buf_size(HEAD_BYTES_MAX);
+    let service =
+        hyper::service::service_fn(move |request: http::Request<Incoming>| router.clone().oneshot(request));
+    tokio::select! {
+        biased; // the end first
+        () = app.background.cancelled() => {}
+        served = builder.serve_connection(socket, service) => {
+            if let Err(error) = served {
+                tracing::debug!(%error, "a connection of the admin API ended");
+            }
+        }
+    }
+    drop(place);
+}
+
+/// All paths that need the secret, where there is one.
+fn routes() -> [(&'static str, &'static str, MethodRouter<Arc<App>>); 8] {
+    [
+        ("get", "/v1/pods", get(list_pods)),
+        ("get", "/v1/pods/{pod}", get(show_pod)),
+        ("post", "/v1/pods/{pod}/drain", post(drain)),
+        ("post", "/v1/pods/{pod}/join", post(join)),
+        ("get", "/v1/streams", get(list_streams)),
+        ("get", "/v1/tables", get(list_tables)),
+        ("get", "/v1/explain", get(explain)),
+        ("get", "/metrics", get(metrics)),
+    ]
+}
+
+/// All paths that need none.
+fn open_routes() -> [(&'static str, &'static str, MethodRouter<Arc<App>>); 2] {
+    [
+        ("get", "/healthz", get(async || "ok\n")),
+        ("get", "/openapi.json", get(async || json_response(OPENAPI))),
+    ]
 }
 
 fn router(app: Arc<App>) -> Router {
     let authorized = middleware::from_fn_with_state(Arc::clone(&app), authorized);
-    Router::new()
-        .route("/v1/pods", get(list_pods))
-        .route("/v1/pods/{pod}", get(show_pod))
-        .route("/v1/pods/{pod}/drain", post(drain))
-        .route("/v1/pods/{pod}/join", post(join))
-        .route("/v1/streams", get(list_streams))
-        .route("/v1/tables", get(list_tables))
-        .route("/v1/explain", get(explain))
-        .route("/metrics", get(metrics))
-        .route_layer(authorized)
-        .route("/healthz", get(async || "ok\n"))
-        .route("/openapi.json", get(async || json_response(OPENAPI)))
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(unknown_method)
-        .with_state(app)
+    let add = |router: Router<Arc<App>>, (_, path, route)| router.route(path, route);
+    let secret = routes().into_iter().fold(Router::new(), add);
+    let secret = secret.route_layer(authorized).route_layer(middleware::from_fn(no_page));
+    let all = open_routes().into_iter().fold(secret, add);
+    all.fallback(unknown_path).method_not_allowed_fallback(unknown_method).with_state(app)
 }
 
 /// Lets in who knows the secret, where there is one.
 async fn authorized(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let Some(expected) = &app.config.admin_secret_sha256 else { return next.run(request).await };
     let token = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token = token.and_then(|value| value.strip_prefix("Bearer "));
+    let bearer = token.and_then(|value| value.split_once(' '));
+    let token =
+        bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
     if token.is_some_and(|token| SecretHash::of(token) == *expected) {
         return next.run(request).await;
     }
@@ -100,13 +174,26 @@ async fn authorized(State(app): State<Arc<App>>, request: Request, next: Next) -
     Refusal::from(Error::unauthorized("admin_secret", message)).into_response()
 }
 
+/// Browsers say for which page they send a request, and send a plain POST for any page whatever: one that an operator
+/// looks at must not drain the pool.
+async fn no_page(request: Request, next: Next) -> Response {
+    let Some(origin) = request.headers().get(ORIGIN).filter(|_| !request.method().is_safe()) else {
+        return next.run(request).await;
+    };
+    let shown: String = String::from_utf8_lossy(origin.as_bytes()).chars().take(SHOWN_CHARS).collect();
+    let message =
+        format!("pages, such as {shown:?}, may change nothing here: ask by `sluice`, or without a browser");
+    Refusal::with("origin_not_allowed", message, StatusCode::FORBIDDEN).into_response()
+}
+
 async fn unknown_path(uri: Uri) -> Refusal {
-    let message = format!("the admin API has no {}: see /openapi.json", uri.path());
+    let shown: String = uri.path().chars().take(SHOWN_CHARS).collect();
+    let message = format!("the admin API has no {shown:?}: see /openapi.json");
     Refusal::from(Error::not_found("not_found", message))
 }
 
-async fn unknown_method(uri: Uri) -> Refusal {
-    let message = format!("{} does not take this method: see /openapi.json", uri.path());
+async fn unknown_method(method: Method, uri: Uri) -> Refusal {
+    let message = format!("{method} is not for {:?}: see /openapi.json", uri.path());
     Refusal::with("method_not_allowed", message, StatusCode::METHOD_NOT_ALLOWED)
 }
 
@@ -129,13 +216,27 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
     }
 }
 
+/// The name in a path, whatever it is.
+struct Named(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut http::request::Parts, state: &S) -> Result<Self, Refusal> {
+        let named = Path::<String>::from_request_parts(parts, state).await;
+        named.map(|Path(name)| Self(name)).map_err(|error: PathRejection| {
+            Error::invalid("invalid_path", format!("the pod in the path: {}", error.body_text())).into()
+        })
+    }
+}
+
 async fn list_pods(State(app): State<Arc<App>>) -> Response {
     let members = app.upstream.members();
     let pods: Vec<Value> = members.pods.iter().map(|(id, pod)| pod_json(id, pod)).collect();
     json_response(json!({ "gateways": members.gateways.len().max(1), "pods": pods }).to_string())
 }
 
-async fn show_pod(State(app): State<Arc<App>>, Path(pod): Path<String>) -> Result<Response, Refusal> {
+async fn show_pod(State(app): State<Arc<App>>, Named(pod): Named) -> Result<Response, Refusal> {
     let (id, members) = find(&app, &pod)?;
     let status = if members.pods[&id].lost.is_some() { None } else { status(&app, &id).await.ok() };
     Ok(json_response(with_status(&id, &members.pods[&id], status).to_string()))
@@ -156,7 +257,7 @@ struct DrainQuery {
 
 async fn drain(
     State(app): State<Arc<App>>,
-    Path(pod): Path<String>,
+    Named(pod): Named,
     Asked(query): Asked<DrainQuery>,
 ) -> Result<Response, Refusal> {
     let (id, members) = find(&app, &pod)?;
@@ -166,27 +267,49 @@ async fn drain(
             format!("pace is {pace}: expected how many streams a second leave the pod, more than 0");
         return Err(Error::invalid("invalid_pace", message).into());
     }
-    let is_active = |pod: &PodMember| pod.lost.is_none() && pod.state.phase == Phase::Active;
-    let others = members.pods.iter().filter(|(other, pod)| **other != id && is_active(pod)).count();
-    if others == 0 && is_active(&members.pods[&id]) && !query.force {
+    if !query.force && is_active(&members.pods[&id]) && !has_others(&app, &members, &id).await {
         let message = format!(
             "pod {id} is the last one that takes streams: its producers would have nowhere to go; start another one \
              first, or say force=true"
         );
         return Err(Refusal::with("last_pod", message, StatusCode::CONFLICT));
     }
+    if members.pods[&id].state.phase == Phase::Drained {
+        return Ok(accepted(&id, &members, None));
+    }
     let mut client = app.upstream.client(&id).map_err(|error| gone(&id, &error))?;
     let request = DrainRequest { deadline_ms, streams_per_s: query.pace.unwrap_or(0.0) };
     let status = answered(&id, client.drain(request)).await?;
     tracing::info!(pod = %id, deadline_ms, pace = query.pace, "pod was asked to drain");
-    Ok(accepted(&id, &members, status))
+    Ok(accepted(&id, &members, Some(status)))
 }
 
-async fn join(State(app): State<Arc<App>>, Path(pod): Path<String>) -> Result<Response, Refusal> {
+fn is_active(pod: &PodMember) -> bool {
+    pod.lost.is_none() && pod.state.phase == Phase::Active
+}
+
+/// Whether another pod takes streams. It is asked: one that was told to drain a moment ago is active still as far as
+/// was heard.
+async fn has_others(app: &App, members: &Members, id: &PodId) -> bool {
+    let others = members.pods.iter().filter(|(other, pod)| *other != id && is_active(pod));
+    let mut asked: FuturesUnordered<_> = others.map(|(other, _)| status(app, other)).collect();
+    while let Some(answer) = asked.next().await {
+        if answer.is_ok_and(|status| status.phase == Phase::Active.to_string()) {
+            return true;
+        }
+    }
+    false
+}
+
+async fn join(State(app): State<Arc<App>>, Named(pod): Named) -> Result<Response, Refusal> {
     let (id, members) = find(&app, &pod)?;
+    if members.pods[&id].state.phase == Phase::Drained {
+        let message = format!("pod {id} has drained: start it again to let it in");
+        return Err(Refusal::with(POD_ENDED, message, StatusCode::CONFLICT));
+    }
     let mut client = app.upstream.client(&id).map_err(|error| gone(&id, &error))?;
     let status = answered(&id, client.join(JoinRequest {})).await.map_err(|error| {
-        let is_late = error.code == "pod_ended";
+        let is_late = error.code == POD_ENDED;
         let mut refusal = Refusal::from(error);
         if is_late {
             refusal.status = StatusCode::CONFLICT;
@@ -194,11 +317,11 @@ async fn join(State(app): State<Arc<App>>, Path(pod): Path<String>) -> Result<Re
         refusal
     })?;
     tracing::info!(pod = %id, "pod was asked to join");
-    Ok(accepted(&id, &members, status))
+    Ok(accepted(&id, &members, Some(status)))
 }
 
-fn accepted(id: &PodId, members: &Members, status: PodStatus) -> Response {
-    let mut response = json_response(with_status(id, &members.pods[id], Some(status)).to_string());
+fn accepted(id: &PodId, members: &Members, status: Option<PodStatus>) -> Response {
+    let mut response = json_response(with_status(id, &members.pods[id], status).to_string());
     *response.status_mut() = StatusCode::ACCEPTED;
     response
 }
@@ -235,7 +358,8 @@ fn find(app: &App, pod: &str) -> Result<(PodId, Arc<Members>), Refusal> {
     let id = id.ok_or_else(|| {
         let known: Vec<&str> = members.pods.keys().map(PodId::as_str).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        Error::not_found("pod_not_found", format!("this gateway knows no pod {pod:?}; it knows {known}"))
+        let shown: String = pod.chars().take(SHOWN_CHARS).collect();
+        Error::not_found("pod_not_found", format!("this gateway knows no pod {shown:?}; it knows {known}"))
     })?;
     Ok((id, members))
 }
@@ -366,4 +490,25 @@ async fn explain(
     let explained = app.upstream.explain(&table, &hints);
     let explained = serde_json::to_string(&explained).map_err(|error| Error::internal(error.to_string()))?;
     Ok(json_response(explained))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_route_is_described_and_nothing_else_is() {
+        let described: Value = serde_json::from_str(OPENAPI).expect("JSON");
+        let paths = described["paths"].as_object().expect("paths").iter();
+        let described: BTreeSet<(String, String)> = paths
+            .flat_map(|(path, methods)| {
+                methods.as_object().expect("methods").keys().map(|method| (method.clone(), path.clone()))
+            })
+            .collect();
+        let all = routes().into_iter().chain(open_routes());
+        let served: BTreeSet<_> = all.map(|(method, path, _)| (method.to_owned(), path.to_owned())).collect();
+        assert_eq!(served, described);
+    }
 }

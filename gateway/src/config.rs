@@ -309,6 +309,10 @@ impl GatewayConfig {
     }
 
     fn validate_admin(&self) -> Result<(), ConfigError> {
+        if self.admin_secret_sha256.is_some_and(|hash| !hash.is_valid()) {
+            let rule = "it has to be 64 hex digits, the SHA-256 of a secret, as `sluice secret` prints it";
+            return Err(ConfigError::Relation(format!("gateway.admin_secret_sha256: {rule}")));
+        }
         let listen = self.admin_address().filter(|listen| is_beyond_loopback(listen));
         let Some(listen) = listen.filter(|_| self.admin_secret_sha256.is_none()) else { return Ok(()) };
         Err(ConfigError::Relation(format!(

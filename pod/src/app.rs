@@ -166,6 +166,11 @@ impl Pod {
                 }
             }
         }
+        tokio::select! {
+            biased; // who is in a hurry may be taken for lost
+            () = hurry.hurried() => {}
+            () = duty.told() => {}
+        }
         self.end().await;
     }
 

@@ -146,15 +146,27 @@ impl Duty {
         let _ = phase.wait_for(|phase| *phase == Phase::Drained).await;
     }
 
+    /// Resolves when the pool has had time to hear what the pod said last.
+    pub async fn told(&self) {
+        self.shared.parts.membership.told().await;
+    }
+
     /// How the pod drains unless it is told otherwise.
     pub fn pace(&self) -> Pace {
         self.shared.parts.pace
     }
 
-    /// Asks the pod to drain. While it does so already, the newer wish counts.
+    /// Asks the pod to drain: from now on it takes no streams. While it does so already, the newer wish counts.
     pub fn drain(&self, Pace { patience, streams_per_s }: Pace) {
+        let shared = &self.shared;
         let order = Order { deadline: Instant::now() + patience, streams_per_s: streams_per_s.max(1.0) };
-        self.shared.order.send_replace(Some(order));
+        // Phase and wish change together, as in `join`: what comes last counts, of both.
+        shared.phase.send_modify(|phase| {
+            shared.order.send_replace(Some(order));
+            if matches!(*phase, Phase::Joining | Phase::Active) {
+                *phase = Phase::Draining;
+            }
+        });
     }
 
     /// No gateway is waited for any more, and nothing is committed.
@@ -172,14 +184,16 @@ impl Duty {
         shared.phase.send_modify(|phase| match *phase {
             Phase::Drained => is_late = true,
             Phase::Draining if shared.parts.scope.is_draining() => is_late = true,
-            Phase::Joining | Phase::Active | Phase::Draining => *phase = Phase::Active,
+            Phase::Joining | Phase::Active | Phase::Draining => {
+                shared.order.send_replace(None);
+                *phase = Phase::Active;
+            }
         });
         if is_late {
             let message =
                 format!("pod {} has drained, or nearly so: start it again to let it in", shared.parts.id);
             return Err(Error::invalid("pod_ended", message));
         }
-        shared.order.send_replace(None);
         self.announce();
         Ok(())
     }
@@ -265,7 +279,8 @@ impl Duty {
         cpu: Duration,
     ) -> LoadReport {
         let Parts { tables, admission, .. } = &self.shared.parts;
-        let bytes_per_s = traffic.iter().map(|stream| stream.bytes_per_s).sum();
+        // Not `sum`: that of nothing is -0.0.
+        let bytes_per_s = traffic.iter().fold(0.0, |sum, stream| sum + stream.bytes_per_s);
         let held = traffic.iter().filter(|stream| stream.held).count();
         LoadReport {
             streams: u32::try_from(held).unwrap_or(u32::MAX),
@@ -330,7 +345,6 @@ impl Duty {
                 () = scope.cancelled() => return,
                 wished = orders.wait_for(Option::is_some) => if wished.is_err() { return },
             }
-            self.shared.phase.send_replace(Phase::Draining);
             tracing::info!(pod = %id, streams = streams.held().len(), "pod is draining");
             self.announce();
             self.give_notice().await;

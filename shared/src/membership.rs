@@ -31,6 +31,8 @@ use crate::pool::{LoadReport, PodView, PoolView};
 
 /// A member talks to some others so often.
 const GOSSIP_INTERVAL: Duration = Duration::from_millis(200);
+/// After so many rounds what a member says has reached some others, who tell the rest.
+const ROUNDS_TOLD: u32 = 3;
 /// A member that was not heard of for this many of its usual intervals is lost.
 const PHI_LOST: f64 = 8.0;
 /// What the interval is taken to be before it was seen.
@@ -317,6 +319,13 @@ impl Membership {
             let life = members.pods.get(id).map_or(0, |known| known.life);
             members.announce(id.clone(), state, life, Instant::now());
         });
+    }
+
+    /// Waits until what was announced last has reached some others: a process that ends before that is taken for lost.
+    pub async fn told(&self) {
+        if self.gossip.is_some() {
+            tokio::time::sleep(GOSSIP_INTERVAL * ROUNDS_TOLD).await;
+        }
     }
 
     /// Says what the gateway of this process is.

@@ -580,7 +580,8 @@ impl PoolView {
                 Some(rate) => rate,
                 None => self.tables.entry(load.table.clone()).or_default(),
             };
-            rate.bytes_per_s += sign * load.bytes_per_s;
+            // What was added and is taken away again leaves a little, of either sign.
+            rate.bytes_per_s = (rate.bytes_per_s + sign * load.bytes_per_s).max(0.0);
             let streams = if sign > 0.0 {
                 rate.streams.saturating_add(load.streams)
             } else {

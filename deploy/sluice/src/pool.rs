@@ -229,23 +229,34 @@ pub(crate) async fn top(args: TopArgs) -> Result<ExitCode> {
             shown.lines().try_for_each(print::answer)?;
             return Ok(ExitCode::SUCCESS);
         }
-        let lines: String = shown.lines().map(|line| format!("{line}{CLEAR_LINE}\n")).collect();
-        print::answer(format_args!("{HOME}{lines}{CLEAR_BELOW}"))?;
+        print::answer(frame(&shown, console::Term::stdout().size_checked()))?;
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
+}
+
+/// One view as a terminal of so many rows and columns takes it. Lines that go on in the next row, and rows that push others
+/// out at the top, would stand beside what the next view draws.
+fn frame(shown: &str, size: Option<(u16, u16)>) -> String {
+    let (rows, columns) =
+        size.map_or((usize::MAX, usize::MAX), |(rows, columns)| (rows.into(), columns.into()));
+    // The last row is the cursor's.
+    let lines = shown.lines().take(rows.saturating_sub(1).max(1));
+    let cut = |line: &str| line.chars().take(columns).collect::<String>();
+    let lines: Vec<String> = lines.map(|line| format!("{}{CLEAR_LINE}", cut(line))).collect();
+    format!("{HOME}{}{CLEAR_BELOW}", lines.join("\n"))
 }
 
 async fn view(admin: &AdminArgs) -> Result<String> {
     let (pool, tables) = (admin.ask("GET", "/v1/pods").await?, admin.ask("GET", "/v1/tables").await?);
     let pods = list(&pool["pods"]);
-    let sum = |key: &str| pods.iter().map(|pod| pod[key].as_f64().unwrap_or_default()).sum::<f64>();
+    let sum = |key: &str| pods.iter().fold(0.0, |sum, pod| sum + pod[key].as_f64().unwrap_or_default());
     let mut shown = format!(
-        "sluice {} · {} pods · {} gateways · {} streams · {:.1} MB/s\n\n",
+        "sluice {} · {} · {} · {} · {} MB/s\n\n",
         admin.admin,
-        pods.len(),
-        pool["gateways"],
-        sum("streams"),
-        sum("bytes_per_s") / 1e6
+        counted(pods.len() as f64, "pod"),
+        counted(pool["gateways"].as_f64().unwrap_or_default(), "gateway"),
+        counted(sum("streams"), "stream"),
+        megabytes(sum("bytes_per_s"))
     );
     shown.push_str(&pods_table(&pods));
     let tables = list(&tables["tables"]);
@@ -253,7 +264,7 @@ async fn view(admin: &AdminArgs) -> Result<String> {
         let mut rows = vec![["TABLE", "MB/S", "STREAMS", "HOME", "PODS"].map(str::to_owned)];
         rows.extend(tables.iter().take(10).map(|table| {
             let text = |key: &str| table[key].as_str().unwrap_or("–").to_owned();
-            let rate = format!("{:.2}", table["bytes_per_s"].as_f64().unwrap_or_default() / 1e6);
+            let rate = megabytes(table["bytes_per_s"].as_f64().unwrap_or_default());
             let pods = table["pods"].as_array().map_or(0, Vec::len).to_string();
             [text("table"), rate, table["streams"].to_string(), text("home"), pods]
         }));
@@ -278,7 +289,7 @@ fn pods_table(pods: &[&Value]) -> String {
             bar(number("load")),
             format!("{:.2} {}", number("load"), largest(&pod["fractions"])),
             pod["streams"].to_string(),
-            format!("{:.2}", number("bytes_per_s") / 1e6),
+            megabytes(number("bytes_per_s")),
             format!("{:.1} s", number("lag_ms") / 1e3),
             text("address"),
             text("zone"),
@@ -293,6 +304,16 @@ fn largest(fractions: &Value) -> String {
     let value = |value: &Value| value.as_f64().unwrap_or_default();
     let largest = fractions.max_by(|a, b| value(a.1).total_cmp(&value(b.1)));
     largest.filter(|(_, fraction)| value(fraction) > 0.0).map(|(name, _)| name.clone()).unwrap_or_default()
+}
+
+fn counted(count: f64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1.0 { "" } else { "s" })
+}
+
+/// What is no traffic has no sign.
+fn megabytes(bytes: f64) -> String {
+    let bytes = if bytes > 0.0 { bytes } else { 0.0 };
+    format!("{:.2}", bytes / 1e6)
 }
 
 fn bar(load: f64) -> String {
@@ -329,6 +350,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_frame_fits_its_terminal() {
+        let shown = "sluice · 2 pods\n\nPOD    LOAD\npod-1  ██··\npod-2  ····\n";
+        let cut = frame(shown, Some((4, 9)));
+        let plain = cut.replace(HOME, "").replace(CLEAR_LINE, "").replace(CLEAR_BELOW, "");
+        assert_eq!(plain, "sluice · \n\nPOD    LO");
+        assert!(cut.starts_with(HOME) && cut.ends_with(CLEAR_BELOW), "{cut:?}");
+        let all = frame(shown, None);
+        assert_eq!(all.matches(CLEAR_LINE).count(), 5, "{all:?}");
+    }
+
+    #[test]
+    fn no_traffic_has_no_sign() {
+        for bytes in [0.0, -0.0, -1e-9, f64::NAN] {
+            assert_eq!(megabytes(bytes), "0.00");
+        }
+        assert_eq!(megabytes(2.5e6), "2.50");
+        assert_eq!((counted(1.0, "pod"), counted(0.0, "pod")), ("1 pod".to_owned(), "0 pods".to_owned()));
+    }
 
     #[test]
     fn pods_are_shown_below_each_other() {

@@ -63,6 +63,13 @@ pub(crate) struct Memory {
     pub(crate) specs: Vec<Bytes>,
     /// Calls whose streams have left.
     pub(crate) leaves: Vec<usize>,
+    /// What the pod was asked to do by the admin API.
+    pub(crate) drains: Vec<proto::DrainRequest>,
+    pub(crate) joins: usize,
+    /// What it says of itself; nothing for an active pod.
+    pub(crate) status: Option<proto::PodStatus>,
+    /// What it answers a join with.
+    pub(crate) join_failure: Option<Error>,
     calls: Vec<Answers>,
 }
 
@@ -147,6 +154,11 @@ impl FakePod {
     /// The pod is gone, with its link.
     pub(crate) fn kill(&self) {
         self.scope.cancel();
+    }
+
+    fn status_now(&self) -> proto::PodStatus {
+        let active = || proto::PodStatus { phase: "active".to_owned(), ..proto::PodStatus::default() };
+        self.see(|memory| memory.status.clone()).unwrap_or_else(active)
     }
 
     fn opened(&self, open: &proto::Open) -> proto::Opened {
@@ -297,17 +309,25 @@ impl Pod for FakePod {
         &self,
         request: Request<proto::DrainRequest>,
     ) -> Result<Response<proto::PodStatus>, Status> {
-        let proto::DrainRequest { deadline_ms, .. } = request.into_inner();
-        let phase = "draining".to_owned();
-        Ok(Response::new(proto::PodStatus { phase, deadline_ms, ..proto::PodStatus::default() }))
+        let request = request.into_inner();
+        let (phase, deadline_ms) = ("draining".to_owned(), request.deadline_ms);
+        self.tell(|memory| {
+            memory.drains.push(request);
+            memory.status = Some(proto::PodStatus { phase, deadline_ms, ..proto::PodStatus::default() });
+        });
+        Ok(Response::new(self.status_now()))
     }
 
     async fn join(&self, _: Request<proto::JoinRequest>) -> Result<Response<proto::PodStatus>, Status> {
-        Ok(Response::new(proto::PodStatus { phase: "active".to_owned(), ..proto::PodStatus::default() }))
+        if let Some(failure) = self.see(|memory| memory.join_failure.clone()) {
+            return Err(failure.into());
+        }
+        self.tell(|memory| (memory.joins, memory.status) = (memory.joins + 1, None));
+        Ok(Response::new(self.status_now()))
     }
 
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::PodStatus>, Status> {
-        Ok(Response::new(proto::PodStatus { phase: "active".to_owned(), ..proto::PodStatus::default() }))
+        Ok(Response::new(self.status_now()))
     }
 
     async fn commit(

@@ -6,6 +6,7 @@
 #![allow(clippy::panic, reason = "a helper that panics fails its test")]
 
 mod harness;
+mod admin;
 mod auth;
 mod http;
 mod plain;

@@ -47,9 +47,9 @@ impl TableRate {
         }
     }
 
-    /// Whether forgetting it changes nothing.
+    /// Whether forgetting it changes nothing. Less than a byte a second is what sums and differences leave behind.
     pub(super) fn is_gone(&self) -> bool {
-        self.streams == 0 && self.bytes_per_s <= 0.0 && self.spread <= 1
+        self.streams == 0 && self.bytes_per_s < 1.0 && self.spread <= 1
     }
 }
 

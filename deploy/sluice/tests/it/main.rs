@@ -29,3 +29,4 @@ mod tokens;
 mod tls;
 mod process;
 mod signals;
+mod pool;
