@@ -42,6 +42,8 @@ const CHANGE_TOLD: f64 = 0.10;
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// From the announcement of a drain to the first stream's leave: gossip takes some of it.
 const NOTICE: Duration = Duration::from_millis(500);
+/// A drain looks again so often whether held runs have been released.
+const COMMIT_AGAIN: Duration = Duration::from_millis(500);
 /// Streams are asked in steps of this length.
 const PACE_STEP: Duration = Duration::from_millis(20);
 /// Why a stream moves, as its gateway is told.
@@ -337,7 +339,7 @@ impl Duty {
 
     /// Follows the wishes until the pod is drained.
     async fn run(self) {
-        let Parts { id, scope, streams, lanes, tables, wal, .. } = &self.shared.parts;
+        let Parts { id, scope, streams, lanes, wal, .. } = &self.shared.parts;
         let mut orders = self.shared.order.subscribe();
         loop {
             tokio::select! {
@@ -362,13 +364,28 @@ impl Duty {
         wal.settled().await;
         tokio::select! {
             biased; // what is committed needs no hurry
-            () = tables.drain() => {}
+            () = self.commit_all() => {}
             () = self.shared.hurry.hurried() => {}
         }
         self.note_empty_log().await;
         self.shared.phase.send_replace(Phase::Drained);
         self.announce();
         tracing::info!(pod = %id, "pod has drained");
+    }
+
+    /// Commits what is in the log. Runs whose predecessors are in another pod's log are waited for until the deadline: that
+    /// pod may be about to commit them.
+    async fn commit_all(&self) {
+        let tables = &self.shared.parts.tables;
+        let deadline = self.shared.order.borrow().map(|order| order.deadline);
+        loop {
+            tables.drain().await;
+            let is_late = deadline.is_none_or(|deadline| Instant::now() >= deadline);
+            if tables.held_runs() == 0 || is_late {
+                return;
+            }
+            tokio::time::sleep(COMMIT_AGAIN).await;
+        }
     }
 
     /// Whoever looks for records in this pod's log finds that there are none, though the pod is gone.

@@ -413,6 +413,15 @@ impl Tables {
         (lags.len(), lags.into_iter().max().unwrap_or_default())
     }
 
+    /// Runs of all tables that wait for their predecessors.
+    pub fn held_runs(&self) -> u64 {
+        let slots: Vec<Slot> = self.open_slots().values().cloned().collect();
+        let held = slots.iter().filter_map(|slot| {
+            Some(slot.try_lock().ok()?.as_ref()?.counts.held_runs.load(Ordering::Relaxed))
+        });
+        held.sum()
+    }
+
     /// Bytes that waiting batches hold in memory.
     pub fn memory_bytes(&self) -> u64 {
         self.shared.budget.used()
