@@ -12,7 +12,7 @@ FLIGHTS := target/flights/flights.parquet
 SUDO    := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench sim-placement sim-policy quickstart-test conformance conformance-short h2load clean
+.PHONY: run test lint bench elastic sim-placement sim-policy quickstart-test conformance conformance-short h2load clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -85,6 +85,11 @@ sim-placement:
 sim-policy:
 	cargo build --release --workspace --bins
 	target/release/loadtest sim policy --plots target/sim
+
+# A pool under load that changes, judged and timed; then what idle streams cost. Some minutes. Fails where an aim is missed.
+elastic:
+	cargo build --release --workspace --bins
+	target/release/loadtest elastic && target/release/loadtest idle
 
 $(READY): deploy/quickstart/requirements.txt
 	python3 -m venv $(VENV)

@@ -7,6 +7,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["src/proto"],
     )?;
     tonic_prost_build::configure()
+        .codec_path("crate::codec::SmallCodec")
+        // By far the largest request, and the rarest: queues of requests would be made for it.
+        .boxed(".sluice.pod.v1.StreamRequest.kind.open")
         .bytes(".sluice.pod.v1")
         .bytes(".databricks.zerobus")
         .bytes(".arrow.flight.protocol")

@@ -138,7 +138,8 @@ pub(crate) async fn run(edge: &mut impl Edge, app: &App, mut terms: OpenTerms) -
             Err(error) => return Ended::Failed(error),
         }
     }
-    let call = match app.upstream.open(&terms).await {
+    // Boxed, so that its room is given back: the stream's task lasts much longer.
+    let call = match Box::pin(app.upstream.open(&terms)).await {
         Ok(call) => call,
         Err(error) => return Ended::Failed(error),
     };

@@ -390,7 +390,7 @@ impl Upstream {
     async fn open_on(&self, placed: Placed, terms: &OpenTerms) -> Result<Box<Call>, Error> {
         let mut client = self.client(&placed.pod)?;
         let (requests, receiver) = mpsc::channel(REQUESTS_WAITING_MAX);
-        let open = stream_request::Kind::Open(terms.to_wire());
+        let open = stream_request::Kind::Open(Box::new(terms.to_wire()));
         let sent = requests.try_send(StreamRequest { kind: Some(open) });
         sent.map_err(|_| Error::internal("a new request queue has no room for its open"))?;
         let opening = async {

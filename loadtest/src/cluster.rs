@@ -116,8 +116,16 @@ impl Process {
     ///
     /// # Errors
     /// Another status, or none in time.
-    pub fn terminate(mut self) -> anyhow::Result<()> {
-        send_signal(self.pid(), libc::SIGTERM).with_context(|| format!("cannot signal {}", self.name))?;
+    pub fn terminate(self) -> anyhow::Result<()> {
+        self.signal(libc::SIGTERM)?;
+        self.terminated()
+    }
+
+    /// Waits for the end, with status 0, of a drain that it was asked for.
+    ///
+    /// # Errors
+    /// Another status, or none in time.
+    pub fn terminated(mut self) -> anyhow::Result<()> {
         let status = self.ends(DRAIN_TIMEOUT)?;
         ensure!(status.success(), "{} drained with {status}\n{}", self.name, self.log_tail());
         Ok(())
@@ -137,6 +145,36 @@ impl Process {
             ensure!(!late, "{} has not ended in {within:?}\n{}", self.name, self.log_tail());
             std::thread::sleep(EXIT_POLL);
         }
+    }
+
+    /// Whether it has ended with status 0.
+    ///
+    /// # Errors
+    /// It has ended with another.
+    pub fn has_ended_well(&mut self) -> anyhow::Result<bool> {
+        let Some(status) = self.child.try_wait()? else { return Ok(false) };
+        ensure!(status.success(), "{} ended with {status}\n{}", self.name, self.log_tail());
+        Ok(true)
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn signal(&self, signal: i32) -> anyhow::Result<()> {
+        send_signal(self.pid(), signal).with_context(|| format!("cannot signal {}", self.name))
+    }
+
+    /// Its memory that is not swapped out.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn resident_bytes(&self) -> anyhow::Result<u64> {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix("kB")).with_context(|| path.clone())?;
+        Ok(kib.trim().parse::<u64>()? << 10)
     }
 
     /// The end of what it printed.
@@ -335,7 +373,7 @@ impl Cluster {
 }
 
 /// A port that was free a moment ago; the pod needs the same one again after each restart.
-fn free_port() -> anyhow::Result<u16> {
+pub(crate) fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0").context("no free port")?.local_addr()?.port())
 }
 

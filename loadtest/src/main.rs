@@ -1,4 +1,4 @@
-//! `loadtest`: the bench, edges alone, simulations, the crash test with a chosen seed, and a look at a table.
+//! `loadtest`: the bench, edges alone, simulations, the crash and elastic tests, idle streams, a look at a table.
 //!
 //! *Owns*: the command line.
 //! *Does not own*: what the commands do.
@@ -15,7 +15,7 @@ use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
 use sluice_loadtest::sim::{placement, scaling};
-use sluice_loadtest::{bench, crash, edges, table};
+use sluice_loadtest::{bench, crash, edges, elastic, idle, table};
 
 /// Load, faults and figures for Sluice, on real processes.
 #[derive(Parser)]
@@ -58,6 +58,18 @@ enum Command {
     Sim {
         #[command(subcommand)]
         what: Simulated,
+    },
+    /// A pool under steady load while its pods drain, join, die and hang, and a gateway dies: tells how long producers
+    /// waited, and judges every version of every table. Ends with status 1 where a promise is broken or an aim missed.
+    Elastic(ElasticArgs),
+    /// The memory that idle streams take of a gateway and a pod. Ends with status 1 where that is too much.
+    Idle {
+        /// How many.
+        #[arg(long, default_value_t = 10_000)]
+        streams: usize,
+        /// Keep data and logs below this directory.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
     },
     /// Reads every version of a Delta table and shows what each holds.
     Verify {
@@ -138,6 +150,28 @@ struct EdgesArgs {
     json: Option<PathBuf>,
 }
 
+#[derive(clap::Args)]
+struct ElasticArgs {
+    /// The seed of a run that is to be repeated [default: a random one].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Streams, half of them into one table.
+    #[arg(long, default_value_t = 200)]
+    streams: usize,
+    /// Records of 250 bytes of each stream in a second.
+    #[arg(long, default_value_t = 10.0)]
+    rate: f64,
+    /// How long the load goes on after each event, in seconds.
+    #[arg(long, default_value_t = 6.0)]
+    settle: f64,
+    /// Promises count, times do not.
+    #[arg(long)]
+    no_aims: bool,
+    /// Keep data and logs below this directory.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let ran = tokio::runtime::Builder::new_multi_thread()
@@ -168,6 +202,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Sim { what: Simulated::Policy { seed, days_before, plots } } => {
             sim_policy(seed, days_before, plots.as_deref())
         }
+        Command::Elastic(args) => run_elastic(sluice()?, args).await,
+        Command::Idle { streams, dir } => run_idle(sluice()?, streams, dir).await,
         Command::Verify { table } => verify(&table),
     }
 }
@@ -254,6 +290,35 @@ fn sim_policy(seed: u64, days_before: u64, plots: Option<&Path>) -> anyhow::Resu
         }
     }
     Ok(if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn run_elastic(sluice: PathBuf, args: ElasticArgs) -> anyhow::Result<ExitCode> {
+    say_if_debug(args.no_aims);
+    let seed = args.seed.unwrap_or_else(rand::random);
+    println!("seed {seed}");
+    let kept = tempfile::tempdir()?;
+    let dir = args.dir.unwrap_or_else(|| kept.path().to_owned());
+    let scenario = elastic::Scenario {
+        streams: args.streams,
+        records_per_s: args.rate,
+        settle: Duration::try_from_secs_f64(args.settle).context("--settle")?,
+        ..elastic::Scenario::seeded(seed)
+    };
+    let say = |what: &str| eprintln!("elastic: {what}");
+    let outcome = Box::pin(elastic::run(&sluice, &dir, &scenario, &say)).await?;
+    println!("{outcome}");
+    let is_good = outcome.is_kept() && (args.no_aims || outcome.is_in_time());
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn run_idle(sluice: PathBuf, streams: usize, dir: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    say_if_debug(false);
+    let kept = tempfile::tempdir()?;
+    let dir = dir.unwrap_or_else(|| kept.path().to_owned());
+    let options = idle::Options { sluice, dir, streams };
+    let outcome = Box::pin(idle::run(&options, &|what| eprintln!("idle: {what}"))).await?;
+    print!("{outcome}");
+    Ok(if outcome.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn verify(root: &Path) -> anyhow::Result<ExitCode> {

@@ -89,6 +89,11 @@ pub struct Producer {
     opened: Opened,
 }
 
+/// A stream that has nothing more to say and stays open.
+pub struct Idle {
+    _socket: Socket,
+}
+
 /// A frame under way.
 struct UnderWay {
     last_offset: u64,
@@ -134,6 +139,20 @@ impl Producer {
         match next_frame(&mut socket).await?.context("closed before it was opened")? {
             GatewayFrame::Opened(opened) => Ok(Self { socket, opened }),
             other => bail!("the answer to open is {other:?}"),
+        }
+    }
+
+    /// Sends one record, waits until it is durable, and sends no more.
+    ///
+    /// # Errors
+    /// As `run`.
+    pub async fn send_one(mut self, record: Bytes) -> anyhow::Result<Idle> {
+        let first_offset = self.opened.next_offset;
+        let records = ProducerFrame::Records { first_offset, count: 1, payload: record };
+        self.socket.send(Message::Binary(records.encode())).await?;
+        match next_frame(&mut self.socket).await?.context("closed before the record was durable")? {
+            GatewayFrame::Ack(ack) if ack.durable == Some(first_offset) => Ok(Idle { _socket: self.socket }),
+            other => bail!("the answer to a record is {other:?}"),
         }
     }
 

@@ -71,6 +71,7 @@ impl Pod {
         scope.spawn("pool", follow(membership.clone(), pool.clone(), scope.clone()));
         let (wal, replay) = open_log(&config).await?;
         let tables = Tables::new(tables_config(&config, pool.clone()), wal.clone(), scope.clone())?;
+        tables.drained_logs().withdraw(wal.log_id()).await?;
         let streams = Streams::default();
         replay_log(replay, &streams, &tables, &config.id).await?;
         let record_bytes_max = config.record_bytes_max.as_usize();

@@ -348,9 +348,23 @@ impl Duty {
             () = tables.drain() => {}
             () = self.shared.hurry.hurried() => {}
         }
+        self.note_empty_log().await;
         self.shared.phase.send_replace(Phase::Drained);
         self.announce();
         tracing::info!(pod = %id, "pod has drained");
+    }
+
+    /// Whoever looks for records in this pod's log finds that there are none, though the pod is gone.
+    async fn note_empty_log(&self) {
+        let Parts { id, tables, wal, .. } = &self.shared.parts;
+        let entries = wal.status().outstanding;
+        if entries > 0 {
+            tracing::warn!(pod = %id, entries, "the log still holds what is in no table: start the pod again");
+            return;
+        }
+        if let Err(error) = tables.drained_logs().note(wal.log_id()).await {
+            tracing::warn!(pod = %id, %error, "named streams that were here wait for this pod until it is back");
+        }
     }
 
     /// Asks gateways to take their streams elsewhere until none is left or the deadline has come. False where the wish

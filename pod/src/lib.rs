@@ -15,5 +15,6 @@ pub mod stream;
 pub mod lane;
 pub mod decode;
 pub mod wal;
+pub mod drained;
 pub mod table;
 pub mod shed;

@@ -219,7 +219,8 @@ enum End {
 
 impl Call {
     async fn run(mut self) {
-        let (end, hold) = match self.open().await {
+        // Boxed, so that its room is given back: the call lasts much longer.
+        let (end, hold) = match Box::pin(self.open()).await {
             Ok(opened) => {
                 let hold = opened.hold.clone();
                 (self.serve(opened).await, Some(hold))
@@ -243,7 +244,7 @@ impl Call {
     async fn open(&mut self) -> Result<Opened, End> {
         let first = tokio::time::timeout(OPEN_DEADLINE, self.requests.message()).await;
         let open = match first {
-            Ok(Ok(Some(proto::StreamRequest { kind: Some(Ask::Open(open)) }))) => open,
+            Ok(Ok(Some(proto::StreamRequest { kind: Some(Ask::Open(open)) }))) => *open,
             Ok(Ok(None) | Err(_)) => return Err(End::Detached),
             Ok(Ok(Some(_))) | Err(_) => {
                 let message = "stream call: the first message has to be `open`, within ten seconds";

@@ -23,6 +23,7 @@ use sluice_shared::table::TableSpec;
 use sluice_shared::table::properties::{ON_INVALID, QUARANTINE};
 use tokio::sync::OwnedMutexGuard;
 
+use crate::drained::DrainedLogs;
 use crate::pool::Pool;
 use crate::stream::Reach;
 use crate::stream::progress::StreamProgress;
@@ -290,6 +291,11 @@ impl Tables {
                 Err(Error::invalid("table_exists", what))
             }
         }
+    }
+
+    /// Notes of logs that hold nothing any more, of all pods that keep their tables here.
+    pub fn drained_logs(&self) -> DrainedLogs {
+        DrainedLogs::new(Arc::clone(&self.shared.store), &self.shared.root)
     }
 
     /// Names of all tables, sorted.

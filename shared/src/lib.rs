@@ -11,6 +11,7 @@ pub mod requests;
 pub mod csv;
 pub mod prefixed;
 pub mod protobuf;
+pub mod codec;
 pub mod proto;
 pub mod table;
 pub mod pool;

@@ -108,8 +108,8 @@ impl TaskScope {
         let shared = Arc::clone(&self.shared);
         let id = shared.next_task.fetch_add(1, Ordering::Relaxed);
         shared.running.lock().unwrap_or_else(PoisonError::into_inner).insert(id, name);
-        self.shared.tracker.spawn(async move {
-            let outcome = AssertUnwindSafe(task).catch_unwind().await;
+        // No block that awaits it: that would hold it twice, once captured and once awaited.
+        self.shared.tracker.spawn(AssertUnwindSafe(task).catch_unwind().map(move |outcome| {
             shared.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
             if outcome.is_err() {
                 tracing::error!(task = name, "task panicked");
@@ -117,7 +117,7 @@ impl TaskScope {
                     std::process::abort();
                 }
             }
-        });
+        }));
     }
 
     /// Asks all tasks to finish what they have.

@@ -338,15 +338,15 @@ async fn upgraded(
         tracing::debug!("a connection was lost during its upgrade");
         return;
     };
-    match upgraded.downcast::<TokioIo<Http1Socket>>() {
-        Ok(parts) => {
-            let (socket, buffered) = (parts.io.into_inner().socket, parts.read_buf.to_vec());
-            match stream {
-                Some(stream) => websocket::serve(socket, buffered, stream, app).await,
-                None => websocket::echo::serve(socket, buffered, app).await,
-            }
-        }
-        Err(upgraded) => refuse_socket(upgraded),
+    // What is read ahead is copied: hyper's buffer must not be held as long as the stream.
+    let (socket, buffered) = match upgraded.downcast::<TokioIo<Http1Socket>>() {
+        Ok(parts) => (parts.io.into_inner().socket, parts.read_buf.to_vec()),
+        Err(upgraded) => return refuse_socket(upgraded),
+    };
+    match stream {
+        // Apart, so that the room that the upgrade took is given back.
+        Some(stream) => Box::pin(websocket::serve(socket, buffered, stream, app)).await,
+        None => Box::pin(websocket::echo::serve(socket, buffered, app)).await,
     }
     drop(connection);
 }

@@ -34,8 +34,9 @@ use crate::socket::Socket;
 use crate::upstream::OpenTerms;
 use frames::{FRAGMENTS_MAX, Watched};
 
-/// Allocated per connection. Larger ones cost memory and gain nothing that could be measured.
-const READ_BUFFER_BYTES: usize = 32 << 10;
+/// Allocated per connection, and filled with zeros before each read: what ten thousand idle connections hold. It bounds a
+/// read, of which a large frame takes some more.
+const READ_BUFFER_BYTES: usize = 8 << 10;
 /// Acks are gathered up to this before they are written unasked.
 const WRITE_BUFFER_BYTES: usize = 4 << 10;
 /// Bytes that may wait for the socket before a session keeps its news to itself.
@@ -66,11 +67,12 @@ pub(crate) struct Request {
 /// Speaks to one producer until one side ends it. `buffered` are bytes that were read along with the upgrade.
 pub(crate) async fn serve(socket: Socket, buffered: Vec<u8>, request: Request, app: Arc<App>) {
     let mut edge = WebSocketEdge::new(socket, buffered, request.framed, &app).await;
-    let ended = match edge.terms(request, &app).await {
+    // What happens once is boxed: a stream's task holds room for all that it will ever wait for.
+    let ended = match Box::pin(edge.terms(request, &app)).await {
         Ok(terms) => Box::pin(session::run(&mut edge, &app, terms)).await,
         Err(ended) => ended,
     };
-    edge.close(ended, &app).await;
+    Box::pin(edge.close(ended, &app)).await;
 }
 
 enum Mode {

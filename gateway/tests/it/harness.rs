@@ -224,7 +224,7 @@ impl Pod for FakePod {
         let opened = self.opened(&open);
         let mut failure = None;
         self.tell(|memory| {
-            memory.opens.push(open);
+            memory.opens.push(*open);
             failure = memory.open_failures.pop_front();
         });
         if let Some(failure) = failure {

@@ -136,7 +136,7 @@ impl Forward {
         let (requests, receiver) = mpsc::channel(REQUESTS_WAITING_MAX);
         let open =
             proto::Open { table: TABLE.to_owned(), stream: "~bare".to_owned(), ..proto::Open::default() };
-        requests.send(StreamRequest { kind: Some(Ask::Open(open)) }).await?;
+        requests.send(StreamRequest { kind: Some(Ask::Open(Box::new(open))) }).await?;
         let mut responses = client.stream(ReceiverStream::new(receiver)).await?.into_inner();
         match responses.message().await?.and_then(|response| response.kind) {
             Some(Answer::Opened(_)) => Ok(Link { requests, responses }),

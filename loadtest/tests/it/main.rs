@@ -1,5 +1,6 @@
 //! Tests on real processes: the `sluice` program of the same profile must have been built (`make test` does).
 
 mod crash;
+mod elastic;
 mod bench;
 mod edges;

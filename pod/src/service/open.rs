@@ -408,8 +408,16 @@ impl PodService {
         for log in &record.logs {
             if *log == self.log {
                 in_log = in_log.max(self.streams.fence(table.id(), &id, session).await?);
-            } else {
-                in_others = in_others.max(fence(&self.pool, table, &id, session, log).await?);
+                continue;
+            }
+            match fence(&self.pool, table, &id, session, log).await {
+                Ok(reach) => in_others = in_others.max(reach),
+                // Its pod may have drained and gone for good. The session is recorded already: see `drained`.
+                Err(error) => {
+                    if !self.tables.drained_logs().holds_nothing(log.log).await? {
+                        return Err(error);
+                    }
+                }
             }
         }
         Ok((in_log, in_others))

@@ -360,7 +360,12 @@ impl HomeTask {
 
     fn pause_of(&self, request: &CommitRequest) -> Duration {
         let interval = self.config.commit_interval;
-        if request.urgent || request.is_registration() { interval / URGENT_PART } else { interval }
+        match request.urgent {
+            // Streams wait for it, on their way to a new pod, and it comes once for each log.
+            _ if request.is_registration() => Duration::ZERO,
+            true => interval / URGENT_PART,
+            false => interval,
+        }
     }
 
     /// Whether several pods ask.

@@ -81,7 +81,7 @@ pub(crate) struct Told {
 impl Call {
     pub(crate) async fn open(client: &PodClient<Channel>, open: proto::Open) -> Result<Self, Status> {
         let (requests, receiver) = mpsc::channel(16);
-        requests.send(StreamRequest { kind: Some(Ask::Open(open)) }).await.expect("has room");
+        requests.send(StreamRequest { kind: Some(Ask::Open(Box::new(open))) }).await.expect("has room");
         let mut answers = client.clone().stream(ReceiverStream::new(receiver)).await?.into_inner();
         match answers.message().await?.and_then(|answer| answer.kind) {
             Some(Answer::Opened(opened)) => Ok(Self { requests, answers, opened }),

@@ -1,0 +1,372 @@
+//! A pool of real processes that find each other by gossip: pods and gateways that come, go, hang and come back.
+//!
+//! *Owns*: who is in the pool, their ports and logs, and a client of the admin API.
+//! *Does not own*: a single process (`cluster`), what is done to whom and when (`elastic`).
+
+use std::collections::BTreeMap;
+use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::cluster::{Process, free_port};
+
+/// How long the admin API may take to answer.
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Of an answer; ten thousand streams are some MB.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// For news to reach all members.
+const SEEN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two looks at what is waited for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// A drain commits everything that was accepted.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a pool is to be.
+pub struct Options<'a> {
+    /// The program.
+    pub sluice: &'a Path,
+    /// Data and logs go below it.
+    pub dir: &'a Path,
+    /// Variables that are set for all processes.
+    pub env: &'a [(&'a str, &'a str)],
+    /// Pods at first: `pod-1`, `pod-2`, …
+    pub pods: usize,
+    /// Gateways.
+    pub gateways: usize,
+}
+
+/// Pods and gateways. All of them end when it is dropped.
+pub struct Pool {
+    sluice: PathBuf,
+    dir: PathBuf,
+    env: Vec<(String, String)>,
+    /// Of all that the pool began with: some of them are always there.
+    seeds: Vec<String>,
+    gateways: Vec<Gateway>,
+    pods: BTreeMap<String, Pod>,
+}
+
+struct Gateway {
+    name: String,
+    port: u16,
+    gossip: String,
+    running: Option<(Process, Admin)>,
+}
+
+struct Pod {
+    port: u16,
+    gossip: String,
+    process: Option<Process>,
+}
+
+impl Pool {
+    /// Starts all, and waits until each gateway sees each pod take streams.
+    ///
+    /// # Errors
+    /// One of them does not start, or is not seen in time.
+    pub async fn start(options: &Options<'_>) -> anyhow::Result<Self> {
+        let Options { sluice, dir, env, pods, gateways } = *options;
+        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        let mut pool = Self {
+            sluice: sluice.to_owned(),
+            dir: dir.to_owned(),
+            env: env.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            seeds: Vec::new(),
+            gateways: Vec::new(),
+            pods: BTreeMap::new(),
+        };
+        for number in 1..=gateways {
+            let (port, gossip) = (free_port()?, free_gossip()?);
+            pool.gateways.push(Gateway { name: format!("gateway-{number}"), port, gossip, running: None });
+        }
+        let ids: Vec<String> = (0..pods).map(|_| pool.add_seat()).collect::<anyhow::Result<_>>()?;
+        let gossips = pool.gateways.iter().map(|gateway| &gateway.gossip);
+        pool.seeds = gossips.chain(pool.pods.values().map(|pod| &pod.gossip)).cloned().collect();
+        for id in &ids {
+            pool.start_pod(id)?;
+        }
+        for number in 0..gateways {
+            pool.start_gateway(number)?;
+        }
+        for id in &ids {
+            pool.until_seen(id, "active").await?;
+        }
+        Ok(pool)
+    }
+
+    /// Where producers connect: all gateways, joined by commas, `first` first.
+    pub fn urls(&self, first: usize) -> String {
+        let (before, after) = self.gateways.split_at(first % self.gateways.len().max(1));
+        let urls = after.iter().chain(before).map(|gateway| format!("ws://127.0.0.1:{}", gateway.port));
+        urls.collect::<Vec<_>>().join(",")
+    }
+
+    /// Where a table of the default catalog and schema is kept.
+    pub fn table_dir(&self, table: &str) -> PathBuf {
+        self.dir.join("data/tables/main/default").join(table)
+    }
+
+    /// The admin APIs of the gateways that run, with their numbers.
+    pub fn admins(&self) -> impl Iterator<Item = (usize, &Admin)> {
+        let running = |(number, gateway): (usize, &'_ Gateway)| gateway.running.is_some().then_some(number);
+        let numbers: Vec<usize> = self.gateways.iter().enumerate().filter_map(running).collect();
+        numbers.into_iter().filter_map(|number| Some((number, &self.gateways[number].running.as_ref()?.1)))
+    }
+
+    /// A running gateway.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn gateway(&self, number: usize) -> anyhow::Result<&Process> {
+        let running = self.gateways.get(number).and_then(|gateway| gateway.running.as_ref());
+        running.map(|(process, _)| process).with_context(|| format!("gateway {number} does not run"))
+    }
+
+    /// A running pod.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn pod(&self, id: &str) -> anyhow::Result<&Process> {
+        let pod = self.pods.get(id).and_then(|pod| pod.process.as_ref());
+        pod.with_context(|| format!("{id} does not run"))
+    }
+
+    /// The pods that run.
+    pub fn running_pods(&self) -> Vec<String> {
+        let running = self.pods.iter().filter(|(_, pod)| pod.process.is_some());
+        running.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Adds a pod with a log of its own, and answers its name once all gateways see it take streams.
+    ///
+    /// # Errors
+    /// It does not start, or is not seen in time.
+    pub async fn add_pod(&mut self) -> anyhow::Result<String> {
+        let id = self.add_seat()?;
+        self.restart_pod(&id).await?;
+        Ok(id)
+    }
+
+    /// Starts a pod that has ended: the same name, ports and log. Waits until all gateways see it take streams.
+    ///
+    /// # Errors
+    /// It does not start, or is not seen in time.
+    pub async fn restart_pod(&mut self, id: &str) -> anyhow::Result<()> {
+        self.start_pod(id)?;
+        self.until_seen(id, "active").await
+    }
+
+    /// `kill -9` of a pod.
+    ///
+    /// # Errors
+    /// It had ended by itself.
+    pub fn kill_pod(&mut self, id: &str) -> anyhow::Result<()> {
+        self.take_pod(id)?.kill()
+    }
+
+    /// Stops a pod as a debugger would (SIGSTOP), for as long as this takes.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub async fn stop_pod(&self, id: &str, lasts: Duration) -> anyhow::Result<()> {
+        let process = self.pod(id)?;
+        process.signal(libc::SIGSTOP)?;
+        sleep(lasts).await;
+        process.signal(libc::SIGCONT)
+    }
+
+    /// Asks a gateway to have a pod drain, and waits until its process has ended with status 0.
+    ///
+    /// # Errors
+    /// It is refused, or ends late or otherwise.
+    pub async fn drain_pod(&mut self, id: &str) -> anyhow::Result<()> {
+        let (_, admin) = self.admins().next().context("no gateway runs")?;
+        admin.post(&format!("/v1/pods/{id}/drain")).await?;
+        let mut process = self.take_pod(id)?;
+        let asked = Instant::now();
+        while !process.has_ended_well()? {
+            let late = asked.elapsed() > DRAIN_TIMEOUT;
+            ensure!(!late, "{id} has not drained in {DRAIN_TIMEOUT:?}\n{}", process.log_tail());
+            sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// `kill -9` of a gateway.
+    ///
+    /// # Errors
+    /// It had ended by itself.
+    pub fn kill_gateway(&mut self, number: usize) -> anyhow::Result<()> {
+        let gateway = self.gateways.get_mut(number).context("no such gateway")?;
+        gateway.running.take().context("the gateway does not run")?.0.kill()
+    }
+
+    /// Starts a gateway that has ended, where it was; waits until it sees all pods that run.
+    ///
+    /// # Errors
+    /// It does not start, or does not see them in time.
+    pub async fn restart_gateway(&mut self, number: usize) -> anyhow::Result<()> {
+        self.start_gateway(number)?;
+        for id in self.running_pods() {
+            self.until_seen(&id, "active").await?;
+        }
+        Ok(())
+    }
+
+    /// Drains the gateways, then all pods.
+    ///
+    /// # Errors
+    /// One of them does not end in time and with status 0.
+    pub fn drain(mut self) -> anyhow::Result<()> {
+        for gateway in &mut self.gateways {
+            gateway.running.take().map_or(Ok(()), |(process, _)| process.terminate())?;
+        }
+        // Together: the last pod that drains has nobody to hand its tables to, the others have.
+        let pods = std::mem::take(&mut self.pods).into_values().filter_map(|pod| pod.process);
+        let pods: Vec<Process> = pods.collect();
+        pods.iter().try_for_each(|pod| pod.signal(libc::SIGTERM))?;
+        pods.into_iter().try_for_each(Process::terminated)
+    }
+
+    /// The ends of all logs, for whoever reports a failure.
+    pub fn log_tails(&self) -> String {
+        let gateways = self.gateways.iter().filter_map(|gateway| gateway.running.as_ref());
+        let pods = self.pods.values().filter_map(|pod| pod.process.as_ref());
+        let all = gateways.map(|(process, _)| process).chain(pods);
+        all.map(Process::log_tail).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Waits until all gateways see this pod in this phase.
+    ///
+    /// # Errors
+    /// They do not in time.
+    pub async fn until_seen(&self, id: &str, phase: &str) -> anyhow::Result<()> {
+        let asked = Instant::now();
+        for (number, admin) in self.admins() {
+            loop {
+                let pods = admin.get("/v1/pods").await?;
+                let pods = pods["pods"].as_array().into_iter().flatten();
+                let seen: Vec<&Value> = pods.filter(|pod| pod["id"] == id).collect();
+                if seen.iter().any(|pod| pod["phase"] == phase) {
+                    break;
+                }
+                let late = asked.elapsed() > SEEN_TIMEOUT;
+                ensure!(!late, "gateway {number} does not see {id} {phase}: {seen:?}\n{}", self.log_tails());
+                sleep(LOOK_INTERVAL).await;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_pod(&mut self, id: &str) -> anyhow::Result<Process> {
+        let pod = self.pods.get_mut(id).with_context(|| format!("there is no {id}"))?;
+        pod.process.take().with_context(|| format!("{id} does not run"))
+    }
+
+    fn add_seat(&mut self) -> anyhow::Result<String> {
+        let id = format!("pod-{}", self.pods.len() + 1);
+        let pod = Pod { port: free_port()?, gossip: free_gossip()?, process: None };
+        self.pods.insert(id.clone(), pod);
+        Ok(id)
+    }
+
+    fn start_pod(&mut self, id: &str) -> anyhow::Result<()> {
+        let mut command = self.command("pod");
+        let pod = self.pods.get_mut(id).with_context(|| format!("there is no {id}"))?;
+        ensure!(pod.process.is_none(), "{id} runs");
+        command.args(["--id", id, "--listen", &format!("127.0.0.1:{}", pod.port)]);
+        command.args(["--gossip-listen", &pod.gossip]);
+        command.arg("--data").arg(self.dir.join("data"));
+        pod.process = Some(Process::start(id, command, "listens on", &self.dir)?.0);
+        Ok(())
+    }
+
+    fn start_gateway(&mut self, number: usize) -> anyhow::Result<()> {
+        let mut command = self.command("gateway");
+        let gateway = &mut self.gateways[number];
+        command.args(["--listen", &format!("127.0.0.1:{}", gateway.port)]);
+        command.args(["--gossip-listen", &gateway.gossip]);
+        command.env("SLUICE_GATEWAY__ADMIN_LISTEN", "127.0.0.1:0");
+        let (process, line) = Process::start(&gateway.name, command, "admin API", &self.dir)?;
+        let address = line.split_once("http://").and_then(|(_, rest)| rest.split('/').next());
+        let address = address.with_context(|| format!("no address in {line:?}"))?.to_owned();
+        gateway.running = Some((process, Admin { address }));
+        Ok(())
+    }
+
+    fn command(&self, part: &str) -> Command {
+        let mut command = Command::new(&self.sluice);
+        command.arg(part).envs(self.env.iter().map(|(key, value)| (key, value)));
+        command.args(self.seeds.iter().flat_map(|seed| ["--seed", seed]));
+        command
+    }
+}
+
+/// A gateway's admin API.
+pub struct Admin {
+    address: String,
+}
+
+impl Admin {
+    /// What it answers to this.
+    ///
+    /// # Errors
+    /// It cannot be reached or says no.
+    pub async fn get(&self, path: &str) -> anyhow::Result<Value> {
+        self.ask(Method::GET, path).await
+    }
+
+    /// Makes it do something.
+    ///
+    /// # Errors
+    /// It cannot be reached or says no.
+    pub async fn post(&self, path: &str) -> anyhow::Result<Value> {
+        self.ask(Method::POST, path).await
+    }
+
+    async fn ask(&self, method: Method, path: &str) -> anyhow::Result<Value> {
+        let what = format!("{method} http://{}{path}", self.address);
+        let request = Request::builder().method(method).uri(path).header(HOST, &self.address);
+        let asked = timeout(ADMIN_TIMEOUT, self.exchange(request.body(Full::default())?)).await;
+        let (status, body) = asked.with_context(|| format!("{what}: no answer in {ADMIN_TIMEOUT:?}"))??;
+        if !status.is_success() {
+            bail!("{what}: {status}: {}", String::from_utf8_lossy(&body));
+        }
+        serde_json::from_slice(&body).with_context(|| what)
+    }
+
+    /// One request on a connection of its own.
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
+        let socket = TcpStream::connect(&self.address).await.context("the admin API")?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
+        // Owns the sender, whose end is the connection's.
+        let asking = async move {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+            let body = body.map_err(|error| anyhow::anyhow!("the admin API's answer: {error}"))?;
+            Ok((status, body.to_bytes()))
+        };
+        // How the connection ends is of no interest where the answer is there, and its error where it is not.
+        let (answer, _) = tokio::join!(asking, connection);
+        answer
+    }
+}
+
+/// An address for gossip that was free a moment ago; whoever comes back needs the same one.
+fn free_gossip() -> anyhow::Result<String> {
+    let address = UdpSocket::bind("127.0.0.1:0").context("no free port")?.local_addr()?;
+    Ok(address.to_string())
+}
