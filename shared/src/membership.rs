@@ -31,6 +31,8 @@ use crate::pool::{LoadReport, PodView, PoolView};
 
 /// A member talks to some others so often.
 const GOSSIP_INTERVAL: Duration = Duration::from_millis(200);
+/// Rounds in which news reach all members: each tells some others, so that they double with each one.
+const SPREAD_ROUNDS: u32 = 5;
 /// A member that was not heard of for this many of its usual intervals is lost.
 const PHI_LOST: f64 = 8.0;
 /// What the interval is taken to be before it was seen.
@@ -317,6 +319,15 @@ impl Membership {
             let life = members.pods.get(id).map_or(0, |known| known.life);
             members.announce(id.clone(), state, life, Instant::now());
         });
+    }
+
+    /// Waits until what was said last has come around: who says that a pod has drained and is gone at once was heard by
+    /// nobody, and is taken for lost.
+    pub async fn spread(&self) {
+        if self.gossip.is_some() {
+            // Gossip has no acknowledgements: after so many rounds all members have heard.
+            tokio::time::sleep(GOSSIP_INTERVAL * SPREAD_ROUNDS).await;
+        }
     }
 
     /// Says what the gateway of this process is.

@@ -263,7 +263,7 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     let scope = TaskScope::new(OnPanic::EndTask);
     let membership = cluster::join(&cluster, config.id.as_str(), peers, &scope).await?;
     let after_drain = config.after_drain;
-    let pod = Pod::start(config, Listen::Tcp, membership).await?;
+    let pod = Pod::start(config, Listen::Tcp, membership.clone()).await?;
     if let Some(address) = pod.address() {
         print::answer(format_args!("pod {} listens on {address}", pod.id()))?;
     }
@@ -274,7 +274,11 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
             std::future::pending().await
         }
     };
-    run_until_signal(async move |hurry| pod.drain_or_hurry(&hurry).await, ended).await
+    let drain = async move |hurry| {
+        pod.drain_or_hurry(&hurry).await;
+        membership.spread().await;
+    };
+    run_until_signal(drain, ended).await
 }
 
 /// Keys that `sluice up` decides itself: passing over them would keep data where nobody looks for it.
@@ -323,7 +327,8 @@ struct Made {
 
 impl Made {
     fn fill_in(config: &mut GatewayConfig, dir: &Path) -> Self {
-        let makes_certificate = config.tls_cert.is_none() && config.tls_key.is_none();
+        let is_needed = config.tls_address().or(config.quic_address()).is_some();
+        let makes_certificate = is_needed && config.tls_cert.is_none() && config.tls_key.is_none();
         if makes_certificate {
             let (cert, key) = certificate_files(dir);
             (config.tls_cert, config.tls_key) = (Some(cert), Some(key));
