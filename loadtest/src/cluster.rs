@@ -126,13 +126,25 @@ impl Process {
     /// # Errors
     /// Another status, or none in time.
     pub fn terminated(mut self) -> anyhow::Result<()> {
+        let status = self.ends(DRAIN_TIMEOUT)?;
+        ensure!(status.success(), "{} drained with {status}\n{}", self.name, self.log_tail());
+        Ok(())
+    }
+
+    /// Waits until it ends.
+    ///
+    /// # Errors
+    /// It does not in this time.
+    pub fn ends(&mut self, within: Duration) -> anyhow::Result<ExitStatus> {
         let asked = Instant::now();
-        while !self.has_ended_well()? {
-            let late = asked.elapsed() > DRAIN_TIMEOUT;
-            ensure!(!late, "{} has not drained in {DRAIN_TIMEOUT:?}\n{}", self.name, self.log_tail());
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            let late = asked.elapsed() > within;
+            ensure!(!late, "{} has not ended in {within:?}\n{}", self.name, self.log_tail());
             std::thread::sleep(EXIT_POLL);
         }
-        Ok(())
     }
 
     /// Whether it has ended with status 0.
@@ -163,22 +175,6 @@ impl Process {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = line.and_then(|line| line.trim().strip_suffix("kB")).with_context(|| path.clone())?;
         Ok(kib.trim().parse::<u64>()? << 10)
-    }
-
-    /// Waits until it ends.
-    ///
-    /// # Errors
-    /// It does not in this time.
-    pub fn ends(&mut self, within: Duration) -> anyhow::Result<ExitStatus> {
-        let asked = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
-            let late = asked.elapsed() > within;
-            ensure!(!late, "{} has not ended in {within:?}\n{}", self.name, self.log_tail());
-            std::thread::sleep(EXIT_POLL);
-        }
     }
 
     /// The end of what it printed.

@@ -6,7 +6,7 @@
 //! Tests P1 to P6 on real processes.
 
 mod figures;
-mod producer;
+pub(crate) mod producer;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -28,7 +28,7 @@ use crate::crash::judge;
 use crate::history::History;
 use crate::pool::{Options, Pool};
 use crate::workload::Shape;
-use figures::Wait;
+pub(crate) use figures::Wait;
 pub use figures::{Pauses, Row, Span};
 use producer::{Opened, Producer, Told};
 
@@ -275,6 +275,7 @@ impl<'a> Run<'a> {
                 table: table_name(table),
                 client: Client::connect(&self.pool.urls(number / 2)).await?,
                 seed: random.random(),
+                records: 1,
                 interval: Duration::from_secs_f64(1.0 / records_per_s),
                 rate_hint: (table == 0).then_some(HOT_RATE),
                 began: self.began,

@@ -14,6 +14,7 @@ pub mod cluster;
 pub mod crash;
 pub mod pool;
 pub mod elastic;
+pub mod burst;
 pub mod idle;
 pub mod machine;
 pub mod producer;

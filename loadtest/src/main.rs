@@ -1,5 +1,4 @@
-//! `loadtest`: the bench, edges alone, simulations, the crash and elastic tests with a chosen seed, idle streams, a look at a
-//! table.
+//! `loadtest`: the bench, edges alone, simulations, the crash and elastic tests, a burst, idle streams, a look at a table.
 //!
 //! *Owns*: the command line.
 //! *Does not own*: what the commands do.
@@ -16,7 +15,7 @@ use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
 use sluice_loadtest::sim::{placement, scaling};
-use sluice_loadtest::{bench, crash, edges, elastic, idle, table};
+use sluice_loadtest::{bench, burst, crash, edges, elastic, idle, table};
 
 /// Load, faults and figures for Sluice, on real processes.
 #[derive(Parser)]
@@ -63,6 +62,9 @@ enum Command {
     /// A pool under steady load while its pods drain, join, die and hang, and a gateway dies: tells how long producers
     /// waited, and judges every version of every table. Ends with status 1 where a promise is broken or an aim missed.
     Elastic(ElasticArgs),
+    /// A pool that scales itself, under steady load, five times that, and the steady load again. Ends with status 1 where a
+    /// promise is broken or an aim missed.
+    Burst(BurstArgs),
     /// The memory that idle streams take of a gateway and a pod. Ends with status 1 where that is too much.
     Idle {
         /// How many.
@@ -173,6 +175,28 @@ struct ElasticArgs {
     dir: Option<PathBuf>,
 }
 
+#[derive(clap::Args)]
+struct BurstArgs {
+    /// The seed of a run that is to be repeated [default: a random one].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Streams before and after the burst; five times as many in it.
+    #[arg(long, default_value_t = 20)]
+    streams: usize,
+    /// How long the burst is, in seconds.
+    #[arg(long, default_value_t = 110)]
+    seconds: u64,
+    /// Promises count, times do not.
+    #[arg(long)]
+    no_aims: bool,
+    /// Draw load, pods, streams and acks over time into this file.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Keep data and logs below this directory.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let ran = tokio::runtime::Builder::new_multi_thread()
@@ -204,6 +228,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             sim_policy(seed, days_before, plots.as_deref())
         }
         Command::Elastic(args) => run_elastic(sluice()?, args).await,
+        Command::Burst(args) => run_burst(sluice()?, args).await,
         Command::Idle { streams, dir } => run_idle(sluice()?, streams, dir).await,
         Command::Verify { table } => verify(&table),
     }
@@ -309,6 +334,27 @@ async fn run_elastic(sluice: PathBuf, args: ElasticArgs) -> anyhow::Result<ExitC
     let outcome = Box::pin(elastic::run(&sluice, &dir, &scenario, &say)).await?;
     println!("{outcome}");
     let is_good = outcome.is_kept() && (args.no_aims || outcome.is_in_time());
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn run_burst(sluice: PathBuf, args: BurstArgs) -> anyhow::Result<ExitCode> {
+    say_if_debug(args.no_aims);
+    let seed = args.seed.unwrap_or_else(rand::random);
+    println!("seed {seed}");
+    let kept = tempfile::tempdir()?;
+    let dir = args.dir.unwrap_or_else(|| kept.path().to_owned());
+    let scenario = burst::Scenario {
+        streams: args.streams.max(1),
+        burst: Duration::from_secs(args.seconds),
+        ..burst::Scenario::seeded(seed)
+    };
+    let outcome = Box::pin(burst::run(&sluice, &dir, &scenario, &|what| eprintln!("burst: {what}"))).await?;
+    print!("{outcome}");
+    if let Some(path) = &args.plot {
+        path.parent().map_or(Ok(()), std::fs::create_dir_all).with_context(|| path.display().to_string())?;
+        std::fs::write(path, outcome.to_svg()?).with_context(|| path.display().to_string())?;
+    }
+    let is_good = if args.no_aims { outcome.is_kept() } else { outcome.is_met() };
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -320,6 +320,11 @@ pub struct Admin {
 }
 
 impl Admin {
+    /// The one that listens on `address`, as `host:port`.
+    pub fn new(address: String) -> Self {
+        Self { address }
+    }
+
     /// What it answers to this.
     ///
     /// # Errors

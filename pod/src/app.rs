@@ -89,7 +89,8 @@ impl Pod {
             Error::unavailable("no_threads", format!("pod {}: cannot start its lanes: {error}", config.id))
         })?;
         let lanes = Arc::new(lanes);
-        let admission = Admission::new(config.id.clone(), wal.clone(), config.ingress_bytes.as_usize());
+        let rate = config.bytes_per_s_max.map(|rate| rate.0);
+        let admission = Admission::new(config.id.clone(), wal.clone(), config.ingress_bytes.as_usize(), rate);
         let duty = Duty::new(Parts {
             id: config.id.clone(),
             zone: membership.now().zone.clone(),
@@ -102,6 +103,7 @@ impl Pod {
             tables: tables.clone(),
             wal: wal.clone(),
             memory_bytes_max: config.memory_bytes.0,
+            bytes_per_s_max: rate,
             pace: config.pace(),
         });
         let service = PodService {

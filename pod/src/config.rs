@@ -33,6 +33,9 @@ pub struct PodConfig {
     pub lanes: usize,
     /// Bytes of frames that are accepted but not yet durable, over all streams.
     pub ingress_bytes: ByteSize,
+    /// Bytes of frames that get in within a second, where there is such a limit; beyond it producers are slowed. What the pod
+    /// can carry is then known, and need not be found out.
+    pub bytes_per_s_max: Option<ByteSize>,
     /// Bytes of durable batches that wait in memory to be committed; past it they are read back from the log.
     pub memory_bytes: ByteSize,
     /// Largest single record.
@@ -91,6 +94,7 @@ impl Default for PodConfig {
             auto_create: false,
             lanes: 0,
             ingress_bytes: ByteSize::mib(256),
+            bytes_per_s_max: None,
             memory_bytes: ByteSize::mib(1024),
             record_bytes_max: ByteSize::mib(10),
             segment_bytes: ByteSize::mib(64),
@@ -157,6 +161,7 @@ impl PodConfig {
             ));
         }
         for (key, value, what) in [
+            ("bytes_per_s_max", self.bytes_per_s_max.map_or(1, |rate| rate.0), "no record would get in"),
             ("record_bytes_max", self.record_bytes_max.0, "no record would fit"),
             ("flush_interval_ms", self.flush_interval_ms, "it has to be 1 or more"),
             ("checkpoint_interval", self.checkpoint_interval, "it has to be 1 or more"),

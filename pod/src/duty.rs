@@ -90,6 +90,8 @@ pub struct Parts {
     pub wal: Wal,
     /// Memory for durable batches.
     pub memory_bytes_max: u64,
+    /// Bytes that get in within a second, where there is such a limit.
+    pub bytes_per_s_max: Option<u64>,
     /// How it drains unless told otherwise.
     pub pace: Pace,
 }
@@ -247,7 +249,7 @@ impl Duty {
     /// Reports the pod's load until its end.
     async fn report(self) {
         let Parts { scope, .. } = &self.shared.parts;
-        let (mut meter, mut shedder) = (Meter::default(), Shedder::default());
+        let (mut meter, mut shedder) = (Meter::new(self.shared.parts.bytes_per_s_max), Shedder::default());
         let (mut told, mut told_at) = (0.0, None::<Instant>);
         let (mut looked, mut cpu) = (Instant::now(), processor_time());
         let mut wait = REPORT_INTERVAL;

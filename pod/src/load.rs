@@ -68,9 +68,16 @@ pub struct Meter {
     log: f64,
     memory: f64,
     capacity: Option<f64>,
+    /// More never gets in, whatever the pod could carry.
+    limit: Option<f64>,
 }
 
 impl Meter {
+    /// For a pod that lets in no more than `bytes_per_s_max`.
+    pub fn new(bytes_per_s_max: Option<u64>) -> Self {
+        Self { limit: bytes_per_s_max.map(|limit| limit as f64), ..Self::default() }
+    }
+
     /// Takes a sample; answers the load as it is now. Streams, tables and lag are the caller's.
     pub fn measure(&mut self, sample: &Sample) -> LoadReport {
         let cores = sample.cores.max(1) as f64;
@@ -84,7 +91,8 @@ impl Meter {
             let known = self.capacity.unwrap_or(CAPACITY_BYTES_PER_S);
             self.capacity = Some(known + (seen - known) * CAPACITY_STEP);
         }
-        let capacity_bytes_per_s = self.capacity.unwrap_or(CAPACITY_BYTES_PER_S);
+        let capacity_bytes_per_s =
+            self.capacity.unwrap_or(CAPACITY_BYTES_PER_S).min(self.limit.unwrap_or(f64::INFINITY));
         let budget = ratio(sample.ingress_bytes as f64, sample.ingress_bytes_max as f64);
         let ingress = budget.max(sample.bytes_per_s / capacity_bytes_per_s);
         let in_memory = ratio(sample.memory_bytes as f64, sample.memory_bytes_max as f64);
@@ -190,6 +198,15 @@ mod tests {
         let busy = Sample { cpu: SECOND, bytes_per_s: 30e6, ..idle() };
         let report = (0..200).map(|_| meter.measure(&busy)).last().expect("some");
         assert!((report.capacity_bytes_per_s - 60e6).abs() < 1e6, "{report:?}");
+    }
+
+    #[test]
+    fn a_pod_at_its_limit_says_so() {
+        let mut meter = Meter::new(Some(2_000_000));
+        let half = meter.measure(&Sample { bytes_per_s: 1e6, ..idle() });
+        assert!((half.fraction() - 0.5).abs() < 1e-9 && half.capacity_bytes_per_s == 2e6, "{half:?}");
+        let full = meter.measure(&Sample { bytes_per_s: 2e6, ..idle() });
+        assert!((0.8..0.9).contains(&full.fraction()), "{full:?}");
     }
 
     #[test]

@@ -70,6 +70,12 @@ pub struct AutoscalerConfig {
     pub start_s: u64,
     /// How long the load has to have been small before a pod is drained.
     pub quiet_s: u64,
+    /// From the last pod that was added to the first that is drained, at least.
+    pub after_out_s: u64,
+    /// From one pod that is drained to the next.
+    pub in_interval_s: u64,
+    /// A drain that would be a change of direction waits until the last change is so long ago.
+    pub turn_s: u64,
     /// How long a drain may take.
     pub drain_deadline_s: u64,
     /// For driver `process`: the program and the arguments of a pod, with `{n}`, `{id}`, `{port}` and `{gossip_port}`; empty
@@ -105,6 +111,9 @@ impl Default for AutoscalerConfig {
             predict: true,
             start_s: 20,
             quiet_s: 600,
+            after_out_s: 300,
+            in_interval_s: 60,
+            turn_s: 3600,
             drain_deadline_s: 60,
             command: Vec::new(),
             pods_dir: "data/pods".into(),
@@ -137,6 +146,9 @@ impl AutoscalerConfig {
             predicts: self.predict,
             start: Duration::from_secs(self.start_s),
             quiet: Duration::from_secs(self.quiet_s),
+            after_out: Duration::from_secs(self.after_out_s),
+            in_interval: Duration::from_secs(self.in_interval_s),
+            turn: Duration::from_secs(self.turn_s),
             ..Policy::default()
         }
     }
@@ -189,11 +201,17 @@ impl AutoscalerConfig {
                     .to_owned(),
             );
         }
-        if !(60..=3000).contains(&self.quiet_s) {
-            return refuse(format!(
-                "autoscaler.quiet_s is {}: expected 60 to 3000: the autoscaler remembers an hour",
-                self.quiet_s
-            ));
+        for (key, value, least, most) in [
+            ("quiet_s", self.quiet_s, 5, 3000),
+            ("after_out_s", self.after_out_s, 0, 3600),
+            ("in_interval_s", self.in_interval_s, 1, 3600),
+            ("turn_s", self.turn_s, 0, 3600),
+        ] {
+            if !(least..=most).contains(&value) {
+                return refuse(format!(
+                    "autoscaler.{key} is {value}: expected {least} to {most}: the autoscaler remembers an hour"
+                ));
+            }
         }
         let last = |base: u16| u32::from(base) + self.max;
         let overlap = self.port_base.abs_diff(self.gossip_port_base);
@@ -232,6 +250,9 @@ mod tests {
         check("autoscaler.interval_ms", |config| config.interval_ms = 1);
         check("autoscaler.gateways", |config| config.gateways.clear());
         check("autoscaler.quiet_s", |config| config.quiet_s = 1);
+        check("autoscaler.after_out_s", |config| config.after_out_s = 4000);
+        check("autoscaler.in_interval_s", |config| config.in_interval_s = 0);
+        check("autoscaler.turn_s", |config| config.turn_s = 4000);
         check("autoscaler.port_base", |config| config.max = 200);
     }
 }

@@ -39,8 +39,6 @@ const IN_BELOW: f64 = 0.5;
 const GROWTH_WINDOW: Duration = Duration::from_secs(15);
 /// The demand of now is the mean over this.
 const NOW: Duration = Duration::from_secs(5);
-/// Changes from out to in or back are at least this far from each other, or the second is out.
-const TURN: Duration = Duration::from_secs(3600);
 
 /// What an operator decides.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,6 +59,8 @@ pub struct Policy {
     pub in_interval: Duration,
     /// From the last pod that was added to the first that is taken out.
     pub after_out: Duration,
+    /// Changes from out to in or back are at least this far from each other, or the second is out.
+    pub turn: Duration,
     /// An older report is as good as none.
     pub stale: Duration,
     /// A pod with records that wait longer for their table has a backlog.
@@ -78,6 +78,7 @@ impl Default for Policy {
             quiet: Duration::from_secs(600),
             in_interval: Duration::from_secs(60),
             after_out: Duration::from_secs(300),
+            turn: Duration::from_secs(3600),
             stale: Duration::from_secs(30),
             lag_max: Duration::from_secs(10),
         }
@@ -123,7 +124,7 @@ pub enum Reason {
     NotQuietYet,
     /// One could go, but a forecast wants it.
     Expected,
-    /// One could go, but the pool changed its direction within the hour.
+    /// One could go, but the pool changed its direction a short time ago.
     Restless,
 }
 
@@ -196,7 +197,7 @@ impl Reason {
             Self::Backlog => "records wait for their tables: none is taken out",
             Self::NotQuietYet => "it has not been quiet for long enough",
             Self::Expected => "demand is expected back",
-            Self::Restless => "the pool changed its direction within the hour: none is taken out",
+            Self::Restless => "the pool changed its direction a short time ago: none is taken out",
         }
     }
 }
@@ -393,9 +394,9 @@ fn may_go(history: &History, policy: &Policy, terms: &Terms, now_ms: u64) -> Rea
     } else if terms.predicted > left {
         Reason::Expected
     } else if history.last_move(|_| true).is_some_and(|one| one.is_out)
-        && since(history.last_move(|one| one.turns)) < ms(TURN)
+        && since(history.last_move(|one| one.turns)) < ms(policy.turn)
     {
-        // Out is never kept waiting, so in waits: no hour has more than two changes of direction.
+        // Out is never kept waiting, so in waits: no `turn`, an hour by default, has more than two changes of direction.
         Reason::Restless
     } else {
         Reason::Quiet

@@ -323,7 +323,8 @@ struct Made {
 
 impl Made {
     fn fill_in(config: &mut GatewayConfig, dir: &Path) -> Self {
-        let makes_certificate = config.tls_cert.is_none() && config.tls_key.is_none();
+        let is_needed = config.tls_address().or(config.quic_address()).is_some();
+        let makes_certificate = is_needed && config.tls_cert.is_none() && config.tls_key.is_none();
         if makes_certificate {
             let (cert, key) = certificate_files(dir);
             (config.tls_cert, config.tls_key) = (Some(cert), Some(key));

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 /// One record's wait; times since the beginning of the run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wait {
+pub(crate) struct Wait {
     /// It was to be sent then.
-    pub(super) due: Duration,
+    pub(crate) due: Duration,
     /// Its producer heard then that it is durable.
-    pub(super) durable: Duration,
+    pub(crate) durable: Duration,
 }
 
 /// A part of the run.

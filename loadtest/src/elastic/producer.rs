@@ -28,37 +28,39 @@ const WAITS_MAX: usize = 1 << 16;
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// One stream of the load.
-pub(super) struct Producer {
-    pub(super) number: usize,
-    pub(super) table: String,
-    pub(super) client: Client,
-    pub(super) seed: u64,
-    /// From record to record.
-    pub(super) interval: Duration,
+pub(crate) struct Producer {
+    pub(crate) number: usize,
+    pub(crate) table: String,
+    pub(crate) client: Client,
+    pub(crate) seed: u64,
+    /// Records that are sent, and waited for, together.
+    pub(crate) records: usize,
+    /// From one such frame to the next.
+    pub(crate) interval: Duration,
     /// What it says that it will send, so that a table of many such streams spreads at once.
-    pub(super) rate_hint: Option<u64>,
+    pub(crate) rate_hint: Option<u64>,
     /// Times count from here.
-    pub(super) began: Instant,
-    pub(super) stop: Arc<AtomicBool>,
+    pub(crate) began: Instant,
+    pub(crate) stop: Arc<AtomicBool>,
 }
 
 /// A stream that has opened.
-pub(super) struct Opened {
-    pub(super) number: usize,
-    pub(super) stream: String,
-    pub(super) progress: Progress,
+pub(crate) struct Opened {
+    pub(crate) number: usize,
+    pub(crate) stream: String,
+    pub(crate) progress: Progress,
 }
 
 /// What became of a stream.
-pub(super) struct Told {
-    pub(super) number: usize,
-    pub(super) notes: StreamHistory,
-    pub(super) waits: Vec<Wait>,
+pub(crate) struct Told {
+    pub(crate) number: usize,
+    pub(crate) notes: StreamHistory,
+    pub(crate) waits: Vec<Wait>,
 }
 
 impl Producer {
     /// Opens the stream, tells `opened`, and sends until it is told to stop.
-    pub(super) async fn run(self, opened: mpsc::Sender<Opened>) -> anyhow::Result<Told> {
+    pub(crate) async fn run(self, opened: mpsc::Sender<Opened>) -> anyhow::Result<Told> {
         let label = format!("stream {} into {}", self.number, self.table);
         self.send_all(opened).await.with_context(|| label)
     }
@@ -107,13 +109,13 @@ impl Producer {
         let mut at = Instant::now() + self.interval.mul_f64(random.random());
         let mut made = Vec::new().into_iter();
         while !self.stop.load(Ordering::Relaxed) {
-            let Some((record, hash)) = made.next() else {
-                made = make(notes.sent.len() as u64, &mut random)?.into_iter();
+            let Some((frame, hashes)) = made.next() else {
+                made = make(notes.sent.len() as u64, self.records, &mut random)?.into_iter();
                 continue;
             };
             sleep_until(at).await;
-            notes.sent(&[hash]);
-            let offsets = stream.send_ndjson(record).await?;
+            notes.sent(&hashes);
+            let offsets = stream.send_ndjson(frame).await?;
             let next = notes.sent.len() as u64;
             ensure!(offsets.end == next, "offsets {offsets:?}, expected up to {next}");
             due.send((next - 1, at)).await.context("nobody waits for what was sent")?;
@@ -125,12 +127,15 @@ impl Producer {
     }
 }
 
-/// Records, each with its hash.
-fn make(first: u64, random: &mut StdRng) -> anyhow::Result<Vec<(Bytes, u64)>> {
-    let batch = Shape::ServiceEvent.batch(first, MADE_AT_ONCE, random);
+/// Frames of so many records, with the records' hashes.
+fn make(first: u64, records: usize, random: &mut StdRng) -> anyhow::Result<Vec<(Bytes, Vec<u64>)>> {
+    let batch = Shape::ServiceEvent.batch(first, MADE_AT_ONCE.next_multiple_of(records), random);
     let (text, hashes) = (workload::json_lines(&batch)?, workload::row_hashes(&batch)?);
-    let lines = text.split_inclusive(|byte| *byte == b'\n').map(|line| text.slice_ref(line));
-    Ok(lines.zip(hashes).collect())
+    let lengths: Vec<usize> = text.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::len).collect();
+    let mut rest = text;
+    let frames = lengths.chunks(records).map(|lengths| rest.split_to(lengths.iter().sum()));
+    let frames: Vec<Bytes> = frames.collect();
+    Ok(frames.into_iter().zip(hashes.chunks(records).map(<[u64]>::to_vec)).collect())
 }
 
 /// Notes how long each record waited, until there are no more.

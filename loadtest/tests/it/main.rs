@@ -2,5 +2,6 @@
 
 mod crash;
 mod elastic;
+mod burst;
 mod bench;
 mod edges;

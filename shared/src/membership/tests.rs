@@ -74,6 +74,20 @@ async fn a_pod_that_was_started_again_counts_as_it_is_now() {
     until(&gateway, "the second life", |members| phase(members, "pod-1") == Some(Phase::Joining)).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_has_drained_is_heard_before_it_is_gone() {
+    let (gateway, _scope) = member("gateway-1", &[]).await;
+    let (pod, scope_of_pod) = member("pod-1", &[&gateway]).await;
+    pod.announce_pod(&id("pod-1"), state(Phase::Active, 1));
+    until(&gateway, "pod-1 active", |members| phase(members, "pod-1") == Some(Phase::Active)).await;
+    pod.announce_pod(&id("pod-1"), state(Phase::Drained, 2));
+    pod.told().await;
+    scope_of_pod.cancel();
+    let gone = |members: &Members| members.pods.get(&id("pod-1")).is_some_and(|pod| pod.lost.is_some());
+    let members = until(&gateway, "pod-1 gone", gone).await;
+    assert_eq!(members.pods[&id("pod-1")].state.phase, Phase::Drained);
+}
+
 #[test]
 fn configurations_that_cannot_be_are_named() {
     let refused = |config: ClusterConfig| config.validate().expect_err("refused").to_string();

@@ -151,6 +151,15 @@ fn up_heeds_the_file_or_refuses_its_key_by_name() {
 }
 
 #[test]
+fn without_tls_and_quic_no_certificate_is_made_or_missed() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let file = dir.path().join("sluice.toml");
+    fs::write(&file, "[gateway]\nquic_listen = \"off\"\n").expect("written");
+    let up = Up::start(&["--config", file.to_str().expect("UTF-8")]);
+    assert!(!up.dir.path().join("data/gateway/quic.crt").exists());
+}
+
+#[test]
 fn a_data_directory_that_cannot_be_made_is_told_with_the_flag() {
     for command in ["up", "pod"] {
         let (status, _, error) = run(&mut sluice(&[command, "--listen", "127.0.0.1:0", "--data", "/proc/x"]));
