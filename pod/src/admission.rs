@@ -38,6 +38,8 @@ pub struct Admission {
     units: Arc<Semaphore>,
     units_max: usize,
     refused: Arc<AtomicU64>,
+    /// Payload bytes that were let in, since the pod's start.
+    admitted: Arc<AtomicU64>,
     rate: Option<Rate>,
 }
 
@@ -55,7 +57,7 @@ impl Admission {
         let units_max = (ingress_bytes / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         let units = Arc::new(Semaphore::new(units_max));
         let rate = bytes_per_s_max.map(Rate::new);
-        Self { pod, wal, units, units_max, refused: Arc::default(), rate }
+        Self { pod, wal, units, units_max, refused: Arc::default(), admitted: Arc::default(), rate }
     }
 
     /// Whether a new stream may open here.
@@ -86,6 +88,11 @@ impl Admission {
         self.refused.load(Ordering::Relaxed)
     }
 
+    /// Payload bytes that were let in, since the pod's start.
+    pub fn admitted(&self) -> u64 {
+        self.admitted.load(Ordering::Relaxed)
+    }
+
     /// Waits for its turn and for the budget of a frame of `records` records and `payload_bytes`. One that is larger than
     /// the whole budget takes all of it.
     pub async fn admit(&self, payload_bytes: usize, records: u32) -> Permit {
@@ -97,6 +104,7 @@ impl Admission {
         let units = bytes.div_ceil(UNIT_BYTES).clamp(1, self.units_max);
         let units = u32::try_from(units).expect("clamped to u32");
         let units = Arc::clone(&self.units).acquire_many_owned(units).await;
+        self.admitted.fetch_add(payload_bytes as u64, Ordering::Relaxed);
         Permit { _units: units.expect("the semaphore is never closed") }
     }
 }

@@ -283,8 +283,8 @@ impl Duty {
         cpu: Duration,
     ) -> LoadReport {
         let Parts { tables, admission, .. } = &self.shared.parts;
-        // Not `sum`: that of nothing is -0.0.
-        let bytes_per_s = traffic.iter().fold(0.0, |sum, stream| sum + stream.bytes_per_s);
+        // Not the sum of the streams' rates: of streams that come and go there is always less than was let in.
+        let bytes_per_s = meter.rate(admission.admitted(), elapsed);
         let held = traffic.iter().filter(|stream| stream.held).count();
         LoadReport {
             streams: u32::try_from(held).unwrap_or(u32::MAX),

@@ -29,6 +29,8 @@ const TELLING_LOAD: f64 = 0.2;
 /// How much one such look changes the estimate.
 const CAPACITY_STEP: f64 = 0.05;
 const CAPACITY_MIN: f64 = 1e6;
+/// Over how many seconds it is averaged what gets in.
+const RATE_MEMORY_S: f64 = 2.0;
 /// The rate under which a wait says nothing.
 const RATE_MIN: f64 = 1e6;
 /// Ticks of `/proc/self/stat` in a second, as the kernel shows them to programs.
@@ -68,6 +70,9 @@ pub struct Meter {
     log: f64,
     memory: f64,
     capacity: Option<f64>,
+    /// Bytes that had got in at the last look, and how many do in a second.
+    admitted: u64,
+    rate: f64,
     /// More never gets in, whatever the pod could carry.
     limit: Option<f64>,
 }
@@ -76,6 +81,14 @@ impl Meter {
     /// For a pod that lets in no more than `bytes_per_s_max`.
     pub fn new(bytes_per_s_max: Option<u64>) -> Self {
         Self { limit: bytes_per_s_max.map(|limit| limit as f64), ..Self::default() }
+    }
+
+    /// What gets in in a second, of which `admitted` bytes have so far, `elapsed` after the last look.
+    pub fn rate(&mut self, admitted: u64, elapsed: Duration) -> f64 {
+        let new = admitted.saturating_sub(std::mem::replace(&mut self.admitted, admitted)) as f64;
+        let seconds = elapsed.as_secs_f64().max(0.001);
+        self.rate += (new / seconds - self.rate) * (seconds / RATE_MEMORY_S).min(1.0);
+        self.rate
     }
 
     /// Takes a sample; answers the load as it is now. Streams, tables and lag are the caller's.
@@ -207,6 +220,19 @@ mod tests {
         assert!((half.fraction() - 0.5).abs() < 1e-9 && half.capacity_bytes_per_s == 2e6, "{half:?}");
         let full = meter.measure(&Sample { bytes_per_s: 2e6, ..idle() });
         assert!((0.8..0.9).contains(&full.fraction()), "{full:?}");
+    }
+
+    #[test]
+    fn what_gets_in_is_averaged_over_some_seconds_whoever_sends_it() {
+        let mut meter = Meter::default();
+        let step = Duration::from_millis(200);
+        let after = |meter: &mut Meter, from: u64, bytes: u64| {
+            (1..=50).map(|n| meter.rate(from + n * bytes, step)).last().expect("some")
+        };
+        let busy = after(&mut meter, 0, 20_000);
+        assert!((95e3..=100e3).contains(&busy), "100,000 bytes in a second: {busy}");
+        let idle = after(&mut meter, 1_000_000, 0);
+        assert!((0.0..1e3).contains(&idle), "{idle}");
     }
 
     #[test]
