@@ -267,7 +267,7 @@ async fn drain(
             format!("pace is {pace}: expected how many streams a second leave the pod, more than 0");
         return Err(Error::invalid("invalid_pace", message).into());
     }
-    if !query.force && is_active(&members.pods[&id]) && !has_others(&app, &members, &id).await {
+    if !query.force && members.pods[&id].is(Phase::Active) && !has_others(&app, &members, &id).await {
         let message = format!(
             "pod {id} is the last one that takes streams: its producers would have nowhere to go; start another one \
              first, or say force=true"
@@ -284,14 +284,10 @@ async fn drain(
     Ok(accepted(&id, &members, Some(status)))
 }
 
-fn is_active(pod: &PodMember) -> bool {
-    pod.lost.is_none() && pod.state.phase == Phase::Active
-}
-
 /// Whether another pod takes streams. It is asked: one that was told to drain a moment ago is active still as far as
 /// was heard.
 async fn has_others(app: &App, members: &Members, id: &PodId) -> bool {
-    let others = members.pods.iter().filter(|(other, pod)| *other != id && is_active(pod));
+    let others = members.pods.iter().filter(|(other, pod)| *other != id && pod.is(Phase::Active));
     let mut asked: FuturesUnordered<_> = others.map(|(other, _)| status(app, other)).collect();
     while let Some(answer) = asked.next().await {
         if answer.is_ok_and(|status| status.phase == Phase::Active.to_string()) {

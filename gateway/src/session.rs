@@ -122,6 +122,13 @@ enum Link {
     Moving(Box<Call>, Opening),
 }
 
+impl Link {
+    /// Takes it, to be put back in another state at once.
+    fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Opening(Box::pin(std::future::pending())))
+    }
+}
+
 /// Why no more input is taken, and until when what was taken may become durable.
 struct Ending {
     how: Ended,
@@ -527,13 +534,18 @@ impl<'a, E: Edge> Session<'a, E> {
         }
         self.app.metrics.reopens.inc();
         self.handoff = None;
-        self.terms.resume_at = Some(self.window.first_held());
         self.terms.last_pod = Some(pod);
-        self.terms.rate_bytes_per_s = self.shown.rate().or(self.terms.rate_bytes_per_s);
         self.finish_sent = false;
         let upstream = Arc::clone(&self.app.upstream);
-        self.link = Link::Opening(Box::pin(upstream.reopen(self.terms.clone())));
+        self.link = Link::Opening(Box::pin(upstream.reopen(self.terms_to_go_on())));
         Ok(())
+    }
+
+    /// How another pod is to take the stream, behind all that is durable.
+    fn terms_to_go_on(&mut self) -> OpenTerms {
+        self.terms.resume_at = Some(self.window.first_held());
+        self.terms.rate_bytes_per_s = self.shown.rate().or(self.terms.rate_bytes_per_s);
+        self.terms.clone()
     }
 
     /// The pod wants the stream to go on elsewhere. One that was told of the stream's end has little left to do.
@@ -551,12 +563,8 @@ impl<'a, E: Edge> Session<'a, E> {
         if self.handoff.is_none() || self.window.is_in_flight() || !matches!(self.link, Link::Open(_)) {
             return;
         }
-        self.terms.resume_at = Some(self.window.first_held());
-        self.terms.rate_bytes_per_s = self.shown.rate().or(self.terms.rate_bytes_per_s);
-        let upstream = Arc::clone(&self.app.upstream);
-        let terms = self.terms.clone();
-        let link = std::mem::replace(&mut self.link, Link::Opening(Box::pin(std::future::pending())));
-        self.link = match link {
+        let (upstream, terms) = (Arc::clone(&self.app.upstream), self.terms_to_go_on());
+        self.link = match self.link.take() {
             Link::Open(call) => {
                 let from = call.placed.pod.clone();
                 Link::Moving(call, Box::pin(upstream.hand_over(terms, from)))
@@ -568,8 +576,9 @@ impl<'a, E: Edge> Session<'a, E> {
     /// The stream has another pod, or stays where it is: it will be asked again.
     fn moved(&mut self, new: Result<Box<Call>, Error>) -> Result<(), Ended> {
         let since = self.handoff.take();
-        let link = std::mem::replace(&mut self.link, Link::Opening(Box::pin(std::future::pending())));
-        let Link::Moving(old, _) = link else { return Err(broken("a stream that does not move has moved")) };
+        let Link::Moving(old, _) = self.link.take() else {
+            return Err(broken("a stream that does not move has moved"));
+        };
         match new {
             Ok(call) => {
                 let pause = since.map(|since| since.elapsed()).unwrap_or_default();

@@ -13,7 +13,7 @@ use sluice_shared::error::Error;
 use sluice_shared::ids::{PodId, TableName};
 use sluice_shared::lifecycle::{Hurry, OnPanic, Phase, TaskScope};
 use sluice_shared::link::{self, PipeDialer, PipeListener, PodAddress};
-use sluice_shared::membership::{Membership, PodMember};
+use sluice_shared::membership::Membership;
 use sluice_shared::pool::PoolView;
 use sluice_shared::proto::MESSAGE_BYTES_MAX;
 use sluice_shared::proto::pod_server::PodServer;
@@ -200,9 +200,8 @@ async fn follow(
         let newest = Arc::clone(&members.borrow_and_update());
         newest.teach(&mut view, Now::now());
         pool.update(view.clone());
-        let drains =
-            |(_, pod): &(&PodId, &PodMember)| pod.lost.is_none() && pod.state.phase == Phase::Draining;
-        let draining: BTreeSet<PodId> = newest.pods.iter().filter(drains).map(|(id, _)| id.clone()).collect();
+        let draining = newest.pods.iter().filter(|(_, pod)| pod.is(Phase::Draining));
+        let draining: BTreeSet<PodId> = draining.map(|(id, _)| id.clone()).collect();
         if let Some(tables) = tables.borrow().clone() {
             for pod in draining.difference(&leaving).filter(|pod| *pod != pool.me()) {
                 let load = newest.pods[pod].state.load.tables.iter();

@@ -17,7 +17,7 @@ use sluice_shared::error::Error;
 use sluice_shared::ids::{PodId, StreamId, TableId};
 use sluice_shared::lifecycle::{Hurry, Phase, TaskScope};
 use sluice_shared::link::PodAddress;
-use sluice_shared::membership::{Membership, PodMember, PodState};
+use sluice_shared::membership::{Membership, PodState};
 use sluice_shared::pool::LoadReport;
 use sluice_shared::proto;
 use tokio::sync::watch;
@@ -459,8 +459,7 @@ impl Duty {
     fn has_others(&self) -> bool {
         let Parts { id, membership, .. } = &self.shared.parts;
         let members = membership.now();
-        let is_active = |pod: &PodMember| pod.lost.is_none() && pod.state.phase == Phase::Active;
-        members.pods.iter().any(|(other, pod)| other != id && is_active(pod))
+        members.pods.iter().any(|(other, pod)| other != id && pod.is(Phase::Active))
     }
 
     /// From here on the drain cannot be taken back, unless that has just been done.

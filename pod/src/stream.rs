@@ -356,19 +356,9 @@ impl Streams {
         let Some(end) = stream.progress.settled_at(stream.next_offset()).filter(|_| is_held) else {
             return hold.detach();
         };
-        let key = (stream.table.id().clone(), stream.id.clone());
-        let mut registry = self.registry();
-        if !registry.open.get(&key).is_some_and(|open| Arc::ptr_eq(open, stream)) {
-            return;
+        if self.take_out(stream, end, None) {
+            stream.table.hurry();
         }
-        registry.open.remove(&key);
-        if !stream.id.is_ephemeral() {
-            let logged = registry.logged.entry(key).or_default();
-            *logged = stream.reach(end).max(*logged);
-        }
-        stream.table.unfollow(&stream.id, None);
-        drop(registry);
-        stream.table.hurry();
     }
 
     /// Asks the gateway of a stream to go on with it at another pod. Whether there is such a stream, held by one.
@@ -381,10 +371,16 @@ impl Streams {
 
     /// `end` is one more than the last offset that the log holds.
     fn forget(&self, stream: &Arc<Stream>, end: u64) {
+        self.take_out(stream, end, stream.id.is_ephemeral().then_some(end));
+    }
+
+    /// Takes an open stream, of which the log holds all before `end`, out of the registry; `ended` where it has ended there
+    /// for good. Whether it was still in it.
+    fn take_out(&self, stream: &Arc<Stream>, end: u64, ended: Option<u64>) -> bool {
         let key = (stream.table.id().clone(), stream.id.clone());
         let mut registry = self.registry();
         if !registry.open.get(&key).is_some_and(|open| Arc::ptr_eq(open, stream)) {
-            return;
+            return false;
         }
         registry.open.remove(&key);
         if !stream.id.is_ephemeral() {
@@ -392,8 +388,8 @@ impl Streams {
             *logged = stream.reach(end).max(*logged);
         }
         // Under the registry's lock, as `follow` is: a stream that is just opened again has not ended.
-        let ended = stream.id.is_ephemeral().then_some(end);
         stream.table.unfollow(&stream.id, ended);
+        true
     }
 
     /// Refuses sessions of `stream` older than `session` from now on, waits until what they have in flight is

@@ -138,6 +138,13 @@ pub struct PodMember {
     pub life: u64,
 }
 
+impl PodMember {
+    /// Whether the pod is there and in this phase.
+    pub fn is(&self, phase: Phase) -> bool {
+        self.lost.is_none() && self.state.phase == phase
+    }
+}
+
 /// A gateway as this process knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayMember {
