@@ -413,8 +413,8 @@ impl<'a> Run<'a> {
     fn kill(&mut self, member: &Member) -> anyhow::Result<bool> {
         let Some(process) = self.pool.take(member) else { return Ok(false) };
         let status = process.end()?;
-        self.draining.remove(member);
         if status.signal() == Some(libc::SIGKILL) {
+            self.draining.remove(member);
             self.figures.killed(member);
         } else {
             self.ended(member, status)?;
