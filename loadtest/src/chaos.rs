@@ -158,7 +158,6 @@ pub async fn run(
         names.iter().map(|name| (name.clone(), pool.table_dir(name))).collect();
     say("all streams have ended: the pool drains");
     pool.drain()?;
-    drop(volume);
     say("the auditor reads");
     let mut histories: BTreeMap<String, History> = BTreeMap::new();
     for told in told {
@@ -177,17 +176,17 @@ pub async fn run(
             None => outcome.figures.skip("a reader that is not ours (no Python with deltalake)"),
         }
     }
+    drop(volume); // the tables are on it
     Ok(outcome)
 }
 
-/// A volume for the last pod's log, where the machine allows it.
+/// A volume for all that pods keep, where the machine allows it.
 fn mount(dir: &Path, scenario: &Scenario, figures: &mut Figures) -> Option<Volume> {
     if scenario.kinds != Kinds::All {
         return None;
     }
-    let at = dir.join(format!("data/pods/pod-{}/wal", scenario.pods));
-    let mounted = std::fs::create_dir_all(dir).map_err(anyhow::Error::from);
-    match mounted.and_then(|()| Volume::mount(&dir.join("volume.ext4"), &at)) {
+    let made = std::fs::create_dir_all(dir).map_err(anyhow::Error::from);
+    match made.and_then(|()| Volume::mount(&dir.join("volume.ext4"), &dir.join("data"))) {
         Ok(volume) => Some(volume),
         Err(why) => {
             figures.skip(&format!("power loss, and a disk that is really full ({why:#})"));
@@ -522,31 +521,32 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn last_pod(&self) -> Member {
-        Member::Pod(format!("pod-{}", self.scenario.pods))
+    fn pods(&self) -> Vec<Member> {
+        self.pool.members().into_iter().filter(|member| matches!(member, Member::Pod(_))).collect()
     }
 
     fn full_disk(&mut self, lasts: Duration) -> anyhow::Result<()> {
         let Some(volume) = &self.volume else {
             let action = Action { times: 10, then: Then::Fail(ENOSPC), ..Action::default() };
-            return self.fault(&self.last_pod(), Point::WalCreate, &action);
+            return self.pods().iter().try_for_each(|pod| self.fault(pod, Point::WalCreate, &action));
         };
         volume.fill()?;
         // A pod that starts on a full disk may not find the room for its identity.
-        self.may_fail_for(&self.last_pod(), lasts);
+        self.pods().iter().for_each(|pod| self.may_fail_for(pod, lasts));
         self.figures.count("disk full");
         self.at(lasts, Later::Empty);
         Ok(())
     }
 
     fn power_loss(&mut self) -> anyhow::Result<()> {
-        let last = self.last_pod();
-        let Some(volume) = &mut self.volume else { return Ok(()) };
+        let Some(volume) = &self.volume else { return Ok(()) };
         volume.lose_power()?;
         self.figures.count("power lost");
-        self.may_fail_for(&last, Duration::ZERO);
         // The power of the whole machine, not of its disk alone.
-        self.kill(&last)?;
+        for pod in self.pods() {
+            self.may_fail_for(&pod, Duration::ZERO);
+            self.kill(&pod)?;
+        }
         let volume = self.volume.as_mut().context("it was there")?;
         volume.unmount()?;
         volume.mount_again()?;

@@ -1,4 +1,4 @@
-//! A small file system of its own for a log: it can be full, and it can lose its power.
+//! A file system of its own for logs and tables: it can be full, and it can lose its power.
 //!
 //! An ext4 image on a loop device, mounted in a mount namespace of the calling thread and of the processes that it starts:
 //! whatever becomes of the test, nothing stays mounted. Power loss is ext4's shutdown call without a flush of its journal:
@@ -7,6 +7,7 @@
 //! *Owns*: mounting, filling, the shutdown call.
 //! *Does not own*: when (`chaos`). Without the right to mount there is no volume, and the caller says what it leaves out.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -14,10 +15,10 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 
-/// Some log segments of the rig's size.
-const VOLUME_BYTES: u64 = 48 << 20;
-/// Written at once while it is filled.
-const BALLAST_CHUNK: usize = 256 << 10;
+/// Most of it is a hole in its image.
+const VOLUME_BYTES: u64 = 2 << 30;
+/// Taken at once while it is filled, at first and in the end.
+const BALLAST_BYTES: std::ops::RangeInclusive<i64> = 4 << 10..=256 << 20;
 /// `EXT4_IOC_SHUTDOWN`: `_IOR('X', 125, __u32)`.
 const SHUTDOWN: libc::c_ulong = 0x8004_587d;
 /// `EXT4_GOING_FLAGS_NOLOGFLUSH`.
@@ -61,16 +62,20 @@ impl Volume {
     ///
     /// # Errors
     /// Anything but a full disk.
+    #[allow(unsafe_code, reason = "the standard library takes no room without writing")]
     pub fn fill(&self) -> anyhow::Result<()> {
-        use std::io::{ErrorKind, Write};
-        let mut ballast = File::create(self.at.join("ballast"))?;
-        let chunk = vec![1; BALLAST_CHUNK];
-        let filled = loop {
-            if let Err(error) = ballast.write_all(&chunk) {
-                break error;
+        let ballast = File::create(self.at.join("ballast"))?;
+        let (mut bytes, mut filled) = (*BALLAST_BYTES.end(), 0);
+        while BALLAST_BYTES.contains(&bytes) {
+            // SAFETY: a plain system call without memory of ours; the descriptor is open.
+            if unsafe { libc::fallocate(ballast.as_raw_fd(), 0, filled, bytes) } == 0 {
+                filled += bytes;
+                continue;
             }
-        };
-        ensure!(filled.kind() == ErrorKind::StorageFull, "filling a volume: {filled}");
+            let error = std::io::Error::last_os_error();
+            ensure!(error.kind() == std::io::ErrorKind::StorageFull, "filling a volume: {error}");
+            bytes /= 2;
+        }
         Ok(())
     }
 
@@ -134,10 +139,19 @@ fn run(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
 /// What this thread and its children mount from now on, others do not see.
 #[allow(unsafe_code, reason = "the standard library has no namespaces")]
 fn own_namespace() -> anyhow::Result<()> {
+    thread_local! {
+        static IS_OWN: Cell<bool> = const { Cell::new(false) };
+    }
+    // A second one would copy what is mounted, which could then not be unmounted for good.
+    if IS_OWN.get() {
+        return Ok(());
+    }
     // SAFETY: a plain system call without memory of ours, about this thread alone.
     let done = unsafe { libc::unshare(libc::CLONE_NEWNS) };
     ensure!(done == 0, "a mount namespace: {}", std::io::Error::last_os_error());
-    run("mount", &["--make-rprivate", "/"])
+    run("mount", &["--make-rprivate", "/"])?;
+    IS_OWN.set(true);
+    Ok(())
 }
 
 #[cfg(test)]

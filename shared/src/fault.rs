@@ -124,6 +124,8 @@ named! {
     Bug {
         /// Records are acked before they are flushed.
         AckBeforeFlush = "ack-before-flush",
+        /// Groups that go through the page cache are not flushed.
+        FlushSkipped = "flush-skipped",
         /// The watermarks are committed in a version before that of their records.
         WatermarkApart = "watermark-apart",
         /// After a commit whose answer was lost the records are written again, whoever wrote them.

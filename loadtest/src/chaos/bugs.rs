@@ -17,11 +17,12 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::producer::{Kind, Producer, Told};
-use super::{ENV, table_name};
+use super::{EINVAL, ENV, table_name};
 use crate::auditor::{FaultKind, Verdict};
 use crate::history::History;
 use crate::judge;
 use crate::pool::{Member, Options, Pool};
+use crate::volume::Volume;
 use crate::workload::Shape;
 
 const PODS: usize = 2;
@@ -47,7 +48,7 @@ pub struct Found {
 /// do records behind those that a log has lost.
 pub fn shows_as(bug: Bug) -> FaultKind {
     match bug {
-        Bug::AckBeforeFlush | Bug::ReplaySkipsLast | Bug::GateWithGap => FaultKind::Lost,
+        Bug::AckBeforeFlush | Bug::FlushSkipped | Bug::ReplaySkipsLast | Bug::GateWithGap => FaultKind::Lost,
         Bug::WatermarkApart => FaultKind::MapDisagrees,
         Bug::BlindRetry => FaultKind::Doubled,
         Bug::HeldIgnored => FaultKind::Gap,
@@ -58,8 +59,13 @@ pub fn shows_as(bug: Bug) -> FaultKind {
 /// and be the one that polls it.
 ///
 /// # Errors
-/// A process that does not start, a table that cannot be read, a fault that did not happen.
+/// A process that does not start, a table that cannot be read, a fault that did not happen. For what needs a volume: the
+/// machine does not allow one, which `Volume::mount` can tell.
 pub async fn run(sluice: &Path, dir: &Path, bug: Bug, is_planted: bool) -> anyhow::Result<Found> {
+    let mut volume = None;
+    if needs_volume(bug) {
+        volume = Some(Volume::mount(&dir.join("volume.ext4"), &dir.join("data"))?);
+    }
     let mut env = ENV.to_vec();
     if bug == Bug::AckBeforeFlush && is_planted {
         // The log knows by itself that it lacks what it has told of, and the pod would not start.
@@ -68,6 +74,10 @@ pub async fn run(sluice: &Path, dir: &Path, bug: Bug, is_planted: bool) -> anyho
     let options = Options { env: &env, faults: true, ..Options::new(sluice, dir, PODS, 1) };
     for pod in pods().filter(|_| is_planted) {
         options.faults_of(&pod).plant(bug)?;
+    }
+    for pod in pods().filter(|_| needs_volume(bug)) {
+        let buffered = Action { times: 0, then: Then::Fail(EINVAL), ..Action::default() };
+        options.faults_of(&pod).arm(Point::WalProbe, &buffered)?;
     }
     let mut pool = Pool::start(&options).await?;
     let table = table_name(0);
@@ -86,7 +96,10 @@ pub async fn run(sluice: &Path, dir: &Path, bug: Bug, is_planted: bool) -> anyho
     }
     drop(done);
     sleep(WHILE).await;
-    let happened = bring_to_light(&mut pool, bug).await;
+    let happened = match &mut volume {
+        Some(volume) => lose_power(&mut pool, volume).await,
+        None => bring_to_light(&mut pool, bug).await,
+    };
     happened.with_context(|| pool.log_tails())?;
     sleep(WHILE).await;
     stop.store(true, Ordering::Relaxed);
@@ -99,7 +112,28 @@ pub async fn run(sluice: &Path, dir: &Path, bug: Bug, is_planted: bool) -> anyho
     let table_dir = pool.table_dir(&table);
     // With a bug there is no good end to wait for.
     drop(pool);
-    Ok(Found { verdict: judge::judge(&table_dir, &history)?, failures, records: history.sent() })
+    let verdict = judge::judge(&table_dir, &history)?;
+    drop(volume); // the table is on it
+    Ok(Found { verdict, failures, records: history.sent() })
+}
+
+/// Whether a bug shows only where power is lost.
+pub fn needs_volume(bug: Bug) -> bool {
+    bug == Bug::FlushSkipped
+}
+
+/// All pods die, and what is not flushed is gone: of their logs too, and nothing of it is in the table.
+async fn lose_power(pool: &mut Pool, volume: &mut Volume) -> anyhow::Result<()> {
+    arm(pool, Point::StorePut, &slow())?;
+    sleep(WHILE).await;
+    volume.lose_power()?;
+    for pod in pods() {
+        pool.take(&pod).with_context(|| format!("{pod} does not run"))?.end()?;
+        pool.faults(&pod).disarm(Point::StorePut)?;
+    }
+    volume.unmount()?;
+    volume.mount_again()?;
+    pods().try_for_each(|pod| pool.start_member(&pod))
 }
 
 fn pods() -> impl Iterator<Item = Member> {
@@ -109,8 +143,8 @@ fn pods() -> impl Iterator<Item = Member> {
 /// Does to the pool what the bug makes worse than it should be.
 async fn bring_to_light(pool: &mut Pool, bug: Bug) -> anyhow::Result<()> {
     match bug {
-        // Each commit shows it.
-        Bug::WatermarkApart => Ok(()),
+        // Each commit shows it; a loss of power does.
+        Bug::WatermarkApart | Bug::FlushSkipped => Ok(()),
         Bug::AckBeforeFlush => {
             // Long enough for an ack to leave before the write, which never comes.
             let delay = Duration::from_millis(80);

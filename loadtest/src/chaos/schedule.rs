@@ -75,9 +75,9 @@ pub enum Act {
     Cut(Member, u32),
     /// Its wall clock is wrong by so many milliseconds.
     Clock(Member, i64),
-    /// The last pod's log has no room for so long.
+    /// Logs and tables have no room for so long.
     FullDisk(Duration),
-    /// The last pod's log loses what is not flushed, and the pod dies.
+    /// All pods die, and their logs and tables lose what is not flushed.
     PowerLoss,
 }
 
@@ -124,8 +124,8 @@ impl fmt::Display for Step {
             Act::Fault(member, point, action) => write!(f, "{member} at {}: {action}", point.name()),
             Act::Cut(member, bytes) => write!(f, "cut a connection to {member} behind {bytes} bytes"),
             Act::Clock(member, ms) => write!(f, "{member}'s clock is wrong by {ms} ms"),
-            Act::FullDisk(lasts) => write!(f, "no room for the last pod's log, for {} ms", lasts.as_millis()),
-            Act::PowerLoss => f.write_str("the last pod loses its power"),
+            Act::FullDisk(lasts) => write!(f, "no room for logs and tables, for {} ms", lasts.as_millis()),
+            Act::PowerLoss => f.write_str("all pods lose their power"),
         }
     }
 }
