@@ -235,6 +235,11 @@ impl<'a, E: Edge> Session<'a, E> {
         }
     }
 
+    /// The stream's id, for the log.
+    fn shown_id(&self) -> Option<impl tracing::Value> {
+        self.terms.stream.as_ref().map(tracing::field::display)
+    }
+
     fn tell_opened(&mut self, opened: upstream::Opened) {
         self.edge.tell(&GatewayFrame::Opened(Opened {
             stream: opened.stream,
@@ -380,11 +385,7 @@ impl<'a, E: Edge> Session<'a, E> {
             Input::Finish(_) => self.end(Ended::Failed(after_finish())),
             Input::Closed => self.end(Ended::Closed),
             Input::Gone(why) => {
-                tracing::info!(
-                    stream = self.terms.stream.as_ref().map(tracing::field::display),
-                    why,
-                    "producer is gone"
-                );
+                tracing::info!(stream = self.shown_id(), why, "producer is gone");
                 self.gone = true;
                 self.end(Ended::Gone);
             }
@@ -452,7 +453,7 @@ impl<'a, E: Edge> Session<'a, E> {
         if !all_durable {
             let bytes = self.window.bytes();
             tracing::warn!(
-                stream = self.terms.stream.as_ref().map(tracing::field::display),
+                stream = self.shown_id(),
                 bytes,
                 "closed before all that was received was durable"
             );
@@ -534,7 +535,7 @@ impl<'a, E: Edge> Session<'a, E> {
             return Err(ending.how);
         }
         let pod = call.placed.pod.clone();
-        tracing::warn!(stream = self.terms.stream.as_ref().map(tracing::field::display), %pod, %error, "lost a stream's pod, placing it again");
+        tracing::warn!(stream = self.shown_id(), %pod, %error, "lost a stream's pod, placing it again");
         if is_loss(&error) {
             self.app.upstream.set_aside(&pod);
         }
@@ -559,11 +560,7 @@ impl<'a, E: Edge> Session<'a, E> {
         if self.finish_sent || self.handoff.is_some() {
             return;
         }
-        tracing::debug!(
-            stream = self.terms.stream.as_ref().map(tracing::field::display),
-            reason,
-            "the pod hands the stream over"
-        );
+        tracing::debug!(stream = self.shown_id(), reason, "the pod hands the stream over");
         self.handoff = Some(Instant::now());
         self.hand_over();
     }
@@ -598,7 +595,7 @@ impl<'a, E: Edge> Session<'a, E> {
                 self.resume(call)
             }
             Err(error) => {
-                tracing::debug!(stream = self.terms.stream.as_ref().map(tracing::field::display), %error, "no other pod takes the stream: it stays");
+                tracing::debug!(stream = self.shown_id(), %error, "no other pod takes the stream: it stays");
                 self.link = Link::Open(old);
                 Ok(())
             }

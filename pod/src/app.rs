@@ -140,7 +140,8 @@ impl Pod {
         let reached = reached.map(PodAddress::Tcp).or(in_process);
         let reached = reached.ok_or_else(|| Error::internal("a pod that listens nowhere"))?;
         duty.listens(reached, config.join == Join::Held);
-        tracing::info!(pod = %config.id, phase = %duty.phase(), address = address.map(tracing::field::display), log = %wal.log_id().0, "pod is ready");
+        let (phase, shown) = (duty.phase(), address.map(tracing::field::display));
+        tracing::info!(pod = %config.id, %phase, address = shown, log = %wal.log_id().0, "pod is ready");
         Ok(Self { id: config.id, address, service, wal })
     }
 

@@ -60,7 +60,8 @@ impl Conflicts {
             Some((known, since)) if known == *life => since,
             _ => {
                 if *life > own_life {
-                    tracing::warn!(pod = %me, %address, "another process says that it is this pod: give it a name of its own (pod.id)");
+                    tracing::warn!(pod = %me, %address,
+                        "another process says that it is this pod: give it a name of its own (pod.id)");
                 }
                 now
             }
