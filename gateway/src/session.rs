@@ -17,6 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use sluice_shared::error::Error;
+use sluice_shared::fault::{self, Point};
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Move, Opened, Rejected};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::proto::{self, StreamRequest, StreamResponse, stream_request, stream_response};
@@ -561,6 +562,8 @@ impl<'a, E: Edge> Session<'a, E> {
             return;
         }
         tracing::debug!(stream = self.shown_id(), reason, "the pod hands the stream over");
+        // No step of a handoff can fail by itself: of what is planned only waits and deaths count, as below.
+        let _ = fault::hit(Point::HandoffStop);
         self.handoff = Some(Instant::now());
         self.hand_over();
     }
@@ -591,6 +594,7 @@ impl<'a, E: Edge> Session<'a, E> {
                 let pause = since.map(|since| since.elapsed()).unwrap_or_default();
                 self.app.metrics.handoff(pause);
                 self.terms.last_pod = Some(call.placed.pod.clone());
+                let _ = fault::hit(Point::HandoffOpened);
                 self.app.scope.spawn("leave", leave(old));
                 self.resume(call)
             }
@@ -664,6 +668,7 @@ async fn link_event(link: &mut Link, responding: bool, sending: bool) -> Event {
 
 /// Tells a pod that its stream goes on elsewhere, and waits until it has heard.
 async fn leave(call: Box<Call>) {
+    let _ = fault::hit(Point::HandoffLeave);
     let Call { requests, mut responses, .. } = *call;
     let kind = stream_request::Kind::Leave(proto::Leave {});
     // A pod that is gone meanwhile need not hear it.

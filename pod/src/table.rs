@@ -17,6 +17,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use sluice_shared::error::{Error, ErrorKind};
+use sluice_shared::fault;
 use sluice_shared::ids::{PodId, SchemaId, StreamId, TableId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::table::TableSpec;
@@ -31,6 +32,7 @@ use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal};
 use batch::Batch;
 use delta::{Delta, DeltaError, Shape};
+use faulty::FaultyStore;
 use home::{HomeConfig, HomeError};
 use open::{Budget, OpenTable};
 
@@ -38,6 +40,7 @@ pub mod batch;
 pub mod watermark;
 pub mod ended;
 mod directory;
+mod faulty;
 pub mod delta;
 pub mod parquet;
 pub mod home;
@@ -156,7 +159,9 @@ impl Tables {
         delta::make_directory(&config.root).map_err(|error| storage(&attempted, &error))?;
         let root = config.root.canonicalize().map_err(|error| storage(&attempted, &error))?;
         let root = Path::from_absolute_path(root).map_err(|error| storage(&attempted, &error))?;
-        let store: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new().with_fsync(true));
+        let local = LocalFileSystem::new().with_fsync(true);
+        let store: Arc<dyn ObjectStore> =
+            if fault::COMPILED_IN { Arc::new(FaultyStore::new(local)) } else { Arc::new(local) };
         let delta = Delta::new(Arc::clone(&store));
         let budget = Arc::new(Budget::new(config.memory_bytes));
         let (open, stranded) = (Mutex::default(), Mutex::default());

@@ -24,6 +24,7 @@ use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 use sluice_shared::error::Error;
+use sluice_shared::fault::{self, Bug, Point};
 use sluice_shared::ids::{LogId, PodId, StreamId, TableId, TableName, TableVersion};
 use sluice_shared::lifecycle::{TaskScope, now_us};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -392,6 +393,7 @@ impl HomeTask {
         let begun = Instant::now();
         self.round_at = Some(begun);
         let committed = self.commit(&requests).await;
+        let committed = committed.and_then(|outcomes| pass(Point::AnswerBefore).map(|()| outcomes));
         self.publish();
         let next = (begun + self.config.commit_interval).saturating_duration_since(Instant::now());
         let next = Some(next).filter(|_| self.is_shared());
@@ -509,10 +511,21 @@ impl HomeTask {
     /// Puts a version. False after a conflict or a lost answer; the table has been read anew then.
     async fn put(&mut self, map: WatermarkMap, adds: Vec<RecordBatch>) -> Result<bool, HomeError> {
         let map = self.claim(map).await?;
+        pass(Point::MapStored)?;
         let number = i64::try_from(map.number).expect("a number for each commit");
-        let transaction = vec![(TRANSACTION.to_owned(), number)];
+        let mut transaction = vec![(TRANSACTION.to_owned(), number)];
+        pass(Point::CommitBefore)?;
+        if fault::has(Bug::WatermarkApart) && !adds.is_empty() {
+            let alone = std::mem::take(&mut transaction);
+            if let Put::Committed(version) =
+                self.config.delta.commit(&self.view.version, Vec::new(), alone).await
+            {
+                self.view.version = *version;
+            }
+        }
         match self.config.delta.commit(&self.view.version, adds, transaction).await {
             Put::Committed(version) => {
+                pass(Point::CommitAfter)?;
                 self.view = View { version: *version, map: Arc::new(map) };
                 self.read_at = Instant::now();
                 return Ok(true);
@@ -523,6 +536,11 @@ impl HomeTask {
             Put::Unknown(error) => {
                 let table = &self.config.name;
                 tracing::warn!(%table, %error, "commit without an answer: reading the table anew");
+                if fault::has(Bug::BlindRetry) {
+                    let newest = self.config.delta.refresh(&self.view.version).await;
+                    self.view.version = newest.map_err(|error| failed(&self.config, error))?;
+                    return Err(HomeError::Again("a commit without an answer".to_owned()));
+                }
             }
         }
         self.reload().await?;
@@ -609,6 +627,10 @@ async fn due_at(due: Option<Instant>) {
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
     }
+}
+
+fn pass(point: Point) -> Result<(), HomeError> {
+    fault::hit(point).map_err(|error| HomeError::Again(format!("{}: {error}", point.name())))
 }
 
 fn again(attempted: &str, error: &dyn std::error::Error) -> HomeError {
