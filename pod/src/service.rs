@@ -141,11 +141,11 @@ impl proto::pod_server::Pod for PodService {
         &self,
         request: Request<proto::DrainRequest>,
     ) -> Result<Response<proto::PodStatus>, Status> {
-        let proto::DrainRequest { deadline_ms, streams_per_s } = request.into_inner();
+        let proto::DrainRequest { deadline_ms, streams_per_s, force } = request.into_inner();
         let Pace { patience, streams_per_s: usual } = self.duty.pace();
         let patience = if deadline_ms == 0 { patience } else { Duration::from_millis(deadline_ms) };
         let streams_per_s = if streams_per_s > 0.0 { streams_per_s } else { usual };
-        self.duty.drain(Pace { patience, streams_per_s });
+        self.duty.drain(Pace { patience, streams_per_s }, force);
         Ok(Response::new(self.duty.status()))
     }
 

@@ -5,6 +5,8 @@
 //! *Does not own*: what is committed and what to do about a conflict (`home`), Parquet (`parquet`).
 //! Keeps the local-disk half of P4: everything goes through one store that flushes file and directory.
 
+pub mod live;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;

@@ -553,7 +553,7 @@ impl HomeTask {
             map.number = self.highest.max(self.view.map.number) + 1;
             self.highest = map.number;
             let bytes = map.encode().map_err(|error| again("encode the watermark map", &error))?;
-            let path = map_path(&self.config, &map.table.0, map.number);
+            let path = map_path(&self.config.directory, &map.table.0, map.number);
             match self.config.store.put_opts(&path, bytes.into(), PutMode::Create.into()).await {
                 Ok(_) => return Ok(map),
                 // The store may have tried twice by itself, and met its own first try.
@@ -653,12 +653,13 @@ fn failed(config: &HomeConfig, error: DeltaError) -> HomeError {
     }
 }
 
-fn maps_path(config: &HomeConfig, table_id: &str) -> Path {
-    config.directory.clone().join("_sluice").join("watermarks").join(table_id)
+fn maps_path(directory: &Path, table_id: &str) -> Path {
+    directory.clone().join("_sluice").join("watermarks").join(table_id)
 }
 
-fn map_path(config: &HomeConfig, table_id: &str, number: u64) -> Path {
-    maps_path(config, table_id).join(format!("{number:020}.arrow"))
+/// Where a map is in the store, of a table in `directory`.
+pub(super) fn map_path(directory: &Path, table_id: &str, number: u64) -> Path {
+    maps_path(directory, table_id).join(format!("{number:020}.arrow"))
 }
 
 fn lost(config: &HomeConfig, what: &str) -> HomeError {
@@ -674,7 +675,7 @@ async fn read_map(config: &HomeConfig, version: &Version) -> Result<Arc<Watermar
         ensure_never_mapped(config, version).await?;
         return Ok(Arc::new(WatermarkMap::empty(id.clone())));
     };
-    let path = map_path(config, &id.0, number);
+    let path = map_path(&config.directory, &id.0, number);
     let map = match read(config, &path).await? {
         Some(map) => map.map_err(|error| lost(config, &format!("{path}: {error}")))?,
         None => {
@@ -693,7 +694,7 @@ async fn read_map(config: &HomeConfig, version: &Version) -> Result<Arc<Watermar
 
 /// A first attempt that was never committed leaves a map behind: it follows none, and holds no stream.
 async fn ensure_never_mapped(config: &HomeConfig, version: &Version) -> Result<(), HomeError> {
-    let directory = maps_path(config, &version.shape.id.0);
+    let directory = maps_path(&config.directory, &version.shape.id.0);
     let mut listed = config.store.list(Some(&directory));
     while let Some(meta) = listed.next().await {
         let meta = meta.map_err(|error| again("list the watermark maps", &error))?;

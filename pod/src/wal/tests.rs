@@ -551,6 +551,30 @@ async fn segments_are_recycled_in_order_once_released() {
 }
 
 #[tokio::test]
+async fn a_log_that_holds_nothing_when_it_is_closed_brings_nothing_back() {
+    let dir = TempDir::new().expect("temporary directory");
+    let config = config(dir.path());
+    for kept in [false, true, false] {
+        let (wal, entries) = open(config.clone()).expect("opens");
+        assert_eq!(entries.len(), 0, "of the life before");
+        for n in 0..20 {
+            put(&wal, payload(n, 10_000)).await.release();
+        }
+        let last = put(&wal, payload(20, 100)).await;
+        if kept {
+            drop(last);
+            wal.close().await;
+            let (wal, entries) = open(config.clone()).expect("opens");
+            assert_eq!(entries.last(), Some(&payload(20, 100)), "what is not released is kept");
+            drop(wal);
+            break;
+        }
+        last.release();
+        wal.close().await;
+    }
+}
+
+#[tokio::test]
 async fn replayed_entries_are_kept_until_released() {
     let dir = TempDir::new().expect("temporary directory");
     let (entries, _) = written(&config(dir.path()), 30, 5_000).await;

@@ -241,10 +241,12 @@ impl State {
         self.live.values().map(|live| live.bytes).sum::<u64>() + more * segment_bytes
     }
 
-    /// The oldest segment, where all its entries are released and it is not being written.
+    /// The oldest segment, where all its entries are released and it is not being written: once the writers have ended, the
+    /// last one too, so that a log that holds nothing is not replayed.
     pub(super) fn trimmable(&self) -> Option<u64> {
         let (number, live) = self.live.first_key_value()?;
-        let written = self.active.as_ref().is_some_and(|active| active.file.number == *number);
+        let active = self.active.as_ref().filter(|_| self.writers > 0);
+        let written = active.is_some_and(|active| active.file.number == *number);
         (live.outstanding == 0 && !written).then_some(*number)
     }
 
