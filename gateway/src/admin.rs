@@ -18,6 +18,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, ORIGIN};
 use http::{Method, StatusCode, Uri};
@@ -232,12 +233,19 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
 
 async fn list_pods(State(app): State<Arc<App>>) -> Response {
     let members = app.upstream.members();
-    let pods: Vec<Value> = members.pods.iter().map(|(id, pod)| pod_json(id, pod)).collect();
+    let pods = join_all(members.pods.iter().map(async |(id, pod)| match pod.is_heard {
+        true => pod_json(id, pod),
+        false => unheard(id, pod, status(&app, id).await),
+    }));
+    let pods = pods.await;
     json_response(json!({ "gateways": members.gateways.len().max(1), "pods": pods }).to_string())
 }
 
 async fn show_pod(State(app): State<Arc<App>>, Named(pod): Named) -> Result<Response, Refusal> {
     let (id, members) = find(&app, &pod)?;
+    if !members.pods[&id].is_heard {
+        return Ok(json_response(unheard(&id, &members.pods[&id], status(&app, &id).await).to_string()));
+    }
     let status = if members.pods[&id].lost.is_some() { None } else { status(&app, &id).await.ok() };
     Ok(json_response(with_status(&id, &members.pods[&id], status).to_string()))
 }
@@ -399,6 +407,21 @@ fn pod_json(id: &PodId, pod: &PodMember) -> Value {
         "refused": load.refused,
         "tables": load.tables,
     })
+}
+
+/// A pod that was named by hand says nothing of itself but when it is asked, and of its load nothing even then.
+fn unheard(id: &PodId, pod: &PodMember, status: Result<PodStatus, Error>) -> Value {
+    let is_there = status.is_ok();
+    let mut shown = with_status(id, pod, status.ok());
+    if !is_there {
+        (shown["phase"], shown["streams"]) = ("lost".into(), 0.into());
+    }
+    for key in
+        ["load", "report_age_ms", "fractions", "capacity_bytes_per_s", "bytes_per_s", "lag_ms", "refused"]
+    {
+        shown[key] = Value::Null;
+    }
+    shown
 }
 
 /// What the pod itself says counts more than what was heard of it.

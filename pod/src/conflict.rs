@@ -89,7 +89,7 @@ mod tests {
     fn pod(life: u64, phase: Phase, tables: Option<Uuid>) -> PodMember {
         let address = "127.0.0.1:7171".parse().expect("valid");
         let state = PodState { address, phase, zone: None, tables, load: LoadReport::default() };
-        PodMember { state, heard: Instant::now(), active_since: None, lost: None, life }
+        PodMember { state, heard: Instant::now(), active_since: None, lost: None, life, is_heard: true }
     }
 
     fn conflicts() -> Conflicts {

@@ -150,6 +150,8 @@ pub struct PodMember {
     pub lost: Option<Instant>,
     /// Rises with each life of the pod.
     pub life: u64,
+    /// Whether it has said so itself: one that was named by hand is only taken to be there.
+    pub is_heard: bool,
 }
 
 impl PodMember {
@@ -218,7 +220,7 @@ impl Members {
             Some(known) if known.state.load.sequence == state.load.sequence => known.heard,
             _ => now,
         };
-        self.pods.insert(id, PodMember { state, heard, active_since, lost: None, life });
+        self.pods.insert(id, PodMember { state, heard, active_since, lost: None, life, is_heard: true });
     }
 }
 
@@ -262,6 +264,7 @@ impl Membership {
             let state = PodState { address, phase: Phase::Active, zone: None, tables: None, load };
             members.announce(id, state, 0, Instant::now());
         }
+        members.pods.values_mut().for_each(|pod| pod.is_heard = false);
         Self { name: "this".into(), members: watch::Sender::new(Arc::new(members)), gossip: None }
     }
 

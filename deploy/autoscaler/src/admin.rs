@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::Method;
 use rustls::RootCertStore;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use crate::http::{Answer, Ask, HttpError, Server};
 use crate::policy::{PodPhase, PodSample};
@@ -50,7 +50,7 @@ pub struct Pod {
     /// Where it is in its life.
     pub phase: PodPhase,
     /// The largest of its budget fractions.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub load: f64,
     /// Since its last report; none where it has made none.
     #[serde(default)]
@@ -59,11 +59,16 @@ pub struct Pod {
     #[serde(default)]
     pub streams: u32,
     /// Age of its oldest record that is durable and in no table.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub lag_ms: u64,
     /// Opens that it has refused.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub refused: u64,
+}
+
+/// Pods that were named by hand report nothing: null stands where their reports would.
+fn or_default<'de, T: Default + Deserialize<'de>, D: Deserializer<'de>>(value: D) -> Result<T, D::Error> {
+    Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
 /// The pool, as one gateway sees it.

@@ -153,6 +153,12 @@ pub(crate) async fn drain(args: DrainArgs) -> Result<ExitCode> {
         match phase {
             "drained" => return Ok(ExitCode::SUCCESS),
             // It hears the wish and says so at once; a moment later it acts.
+            "lost" if was_draining && body["load"].is_null() => {
+                print::note(format_args!(
+                    "{pod} answers no more: whether it has drained, the status of its process says"
+                ));
+                return Ok(ExitCode::SUCCESS);
+            }
             "lost" => bail!(
                 "{pod} was lost before it had drained: what is in its log is committed when it is started again"
             ),
@@ -288,14 +294,16 @@ fn pods_table(pods: &[&Value]) -> String {
     rows.extend(pods.iter().map(|pod| {
         let text = |key: &str| pod[key].as_str().unwrap_or("–").to_owned();
         let number = |key: &str| pod[key].as_f64().unwrap_or_default();
+        // Of a pod that was named by hand there are no reports.
+        let told = |key: &str, shown: String| if pod[key].is_null() { "–".to_owned() } else { shown };
         [
             text("id"),
             text("phase"),
             bar(number("load")),
-            format!("{:.2} {}", number("load"), largest(&pod["fractions"])),
+            told("load", format!("{:.2} {}", number("load"), largest(&pod["fractions"]))),
             pod["streams"].to_string(),
-            megabytes(number("bytes_per_s")),
-            format!("{:.1} s", number("lag_ms") / 1e3),
+            told("bytes_per_s", megabytes(number("bytes_per_s"))),
+            told("lag_ms", format!("{:.1} s", number("lag_ms") / 1e3)),
             text("address"),
             text("zone"),
         ]

@@ -30,9 +30,12 @@ impl Pool {
     }
 
     async fn with(pods: &[&FakePod], change: impl FnOnce(&mut GatewayConfig)) -> Self {
+        Self::in_membership(Membership::fixed(pods.iter().map(|pod| pod.address()).collect()), change).await
+    }
+
+    async fn in_membership(membership: Membership, change: impl FnOnce(&mut GatewayConfig)) -> Self {
         let mut config = GatewayConfig { listen: "127.0.0.1:0".to_owned(), ..GatewayConfig::default() };
         change(&mut config);
-        let membership = Membership::fixed(pods.iter().map(|pod| pod.address()).collect());
         let gateway = Gateway::start(config, membership.clone()).await.expect("starts");
         let admin = gateway.admin_address().expect("has an admin API");
         Self { gateway, membership, admin }
@@ -124,6 +127,22 @@ async fn a_drain_is_passed_on_with_its_deadline_and_pace_as_often_as_it_is_wishe
         assert_eq!(asked, Some(proto::DrainRequest { deadline_ms, streams_per_s, force }), "{query}");
     }
     assert_eq!((one.see(|memory| memory.drains.len()), two.see(|memory| memory.drains.len())), (0, 5));
+}
+
+#[tokio::test]
+async fn pods_that_were_named_by_hand_are_asked_and_their_load_is_not_made_up() {
+    let [one, _] = two();
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let gone = gone.expect("a port").to_string().parse().expect("an address");
+    let pods = vec![one.address(), ("pod-2".parse().expect("valid"), gone)];
+    let pool = Pool::in_membership(Membership::fixed(pods), |_| {}).await;
+    let shown = pool.get("/v1/pods").await;
+    let seen: Vec<_> =
+        shown["pods"].as_array().expect("a list").iter().map(|pod| (&pod["phase"], &pod["load"])).collect();
+    assert_eq!(seen, [(&json!("active"), &Value::Null), (&json!("lost"), &Value::Null)]);
+    assert_eq!(pool.get("/v1/pods/pod-2").await["phase"], "lost");
+    pool.says(&one, Phase::Draining, LoadReport { cpu: 0.5, ..LoadReport::default() });
+    assert_eq!(pool.get("/v1/pods").await["pods"][0]["load"], 0.5, "it has said so itself");
 }
 
 #[tokio::test]
