@@ -173,6 +173,14 @@ impl Disk {
         read.map(|_| ()).map_err(io_error("read", &path))
     }
 
+    /// Puts onto stable storage what a segment holds, whoever has written it.
+    pub(super) fn flush(&self, number: u64) -> Result<(), WalError> {
+        let path = self.segment_path(number);
+        let flushed = self.faults.hit(Point::WalFlushBefore, WalPosition { segment: number, offset: 0 });
+        let flushed = flushed.and_then(|()| File::open(&path)).and_then(|file| file.sync_all());
+        flushed.map_err(io_error("flush", &path))
+    }
+
     /// Reads `length` bytes at a position; fewer where the file ends before.
     pub(super) fn read(&self, position: WalPosition, length: usize) -> Result<Bytes, WalError> {
         let path = self.segment_path(position.segment);

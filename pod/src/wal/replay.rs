@@ -78,6 +78,11 @@ pub(super) fn recover(disk: &Disk, config: &WalConfig) -> Result<Recovered, WalE
         scan.judge(&broken, config.accept_loss)?;
     }
     let Scan { found, chain, .. } = scan;
+    // What a process that was killed has written and not flushed was read from the page cache. It counts from here on,
+    // as what the identity names, and must be there after a power loss.
+    for found in found.iter().filter(|found| found.epoch == identity.epoch) {
+        disk.flush(found.number)?;
+    }
     let identity = next_life(&identity, &found, chain, &listing);
     disk.write_identity(&identity)?;
     let (spares, spare_number) = tidy(disk, config, &listing, &found)?;

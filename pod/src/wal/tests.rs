@@ -416,6 +416,41 @@ async fn a_failed_write_or_flush_is_the_end() {
 }
 
 #[tokio::test]
+async fn what_a_start_finds_is_flushed_before_it_counts() {
+    for direct_io in [true, false] {
+        let dir = TempDir::new().expect("temporary directory");
+        let config = WalConfig { direct_io, ..config(dir.path()) };
+        let (entries, positions) = written(&config, 3, 100).await;
+        let identity = std::fs::read(dir.path().join("identity")).expect("there");
+        let reopened = |fails: bool| {
+            let mut disk = Disk::open(&config.dir, config.direct_io).expect("opens");
+            let flushed = Arc::new(Mutex::new(Vec::new()));
+            let noted = Arc::clone(&flushed);
+            let file = config.dir.join("identity");
+            let before = identity.clone();
+            disk.faults = Faults::planned(move |point, at| {
+                if point != Point::WalFlushBefore || at.offset > 0 {
+                    return Ok(());
+                }
+                assert_eq!(std::fs::read(&file).expect("there"), before, "the new life has begun already");
+                noted.lock().expect("sound").push(at.segment);
+                if fails { Err(Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+            });
+            let opened = Wal::open_on(disk, config.clone(), no_failure());
+            (opened, flushed.lock().expect("sound").clone())
+        };
+        let (failed, flushed) = reopened(true);
+        assert!(failed.is_err() && flushed == [positions[0].segment], "{flushed:?}");
+        let (opened, flushed) = reopened(false);
+        assert_eq!(flushed, [positions[0].segment]);
+        let (wal, replay) = opened.expect("opens");
+        let found: Vec<Bytes> = replay.map(|entry| entry.expect("whole").1).collect();
+        assert_eq!(found, entries);
+        wal.close().await;
+    }
+}
+
+#[tokio::test]
 async fn a_panic_in_a_then_is_the_end_too() {
     let dir = TempDir::new().expect("temporary directory");
     let failures = Arc::new(AtomicUsize::new(0));
