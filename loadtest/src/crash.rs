@@ -47,12 +47,14 @@ pub struct Scenario {
     pub drain_each: u32,
     /// Named streams that send Arrow; as many send JSON, and half as many of each are ephemeral.
     pub named: usize,
+    /// The pod's log is in the tables' store: each start takes the log of the life before over.
+    pub object_log: bool,
 }
 
 impl Scenario {
     /// Twenty-four ends, of which twenty kill.
     pub fn seeded(seed: u64) -> Self {
-        Self { seed, ends: 24, drain_each: 6, named: 4 }
+        Self { seed, ends: 24, drain_each: 6, named: 4, object_log: false }
     }
 }
 
@@ -86,7 +88,9 @@ struct Kind {
 /// promises are not errors here: they are in the verdict.
 pub async fn run(sluice: &Path, dir: &Path, scenario: Scenario) -> anyhow::Result<Outcome> {
     // Small segments are recycled and trimmed many times within the test.
+    let log = if scenario.object_log { "object" } else { "disk" };
     let env = [
+        ("SLUICE_POD__LOG", log),
         ("SLUICE_POD__SEGMENT_BYTES", "4MiB"),
         ("SLUICE_POD__RECORD_BYTES_MAX", "1MiB"),
         ("SLUICE_POD__FLUSH_INTERVAL_MS", "300"),

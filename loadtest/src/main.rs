@@ -16,6 +16,7 @@ use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
 use sluice_loadtest::sim::{placement, scaling};
 use sluice_loadtest::{bench, burst, crash, edges, elastic, idle, table};
+use sluice_pod::config::LogKind;
 
 /// Load, faults and figures for Sluice, on real processes.
 #[derive(Parser)]
@@ -50,6 +51,9 @@ enum Command {
         /// The seed of a run that is to be repeated [default: a random one].
         #[arg(long)]
         seed: Option<u64>,
+        /// Where the pod keeps its log: on a disk, or as objects beside the tables.
+        #[arg(long, value_name = "disk|object", default_value = "disk")]
+        log: LogKind,
         /// Keep data and logs below this directory.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
@@ -220,7 +224,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Edges(args) => run_edges(sluice()?, args).await,
         Command::Bare(options) => bare::run(options).await.map(|()| ExitCode::SUCCESS),
         Command::NullZerobus { listen } => zerobus::serve(listen).await.map(|()| ExitCode::SUCCESS),
-        Command::Crash { seed, dir } => run_crash(sluice()?, seed, dir).await,
+        Command::Crash { seed, log, dir } => run_crash(sluice()?, seed, log, dir).await,
         Command::Sim { what: Simulated::Placement { seeds, large, plots } } => {
             sim_placement(&placement::Options { seeds: seeds.max(1), at_size: large }, plots.as_deref())
         }
@@ -280,12 +284,19 @@ fn tell(report: &Report, json: Option<&Path>) -> anyhow::Result<ExitCode> {
     Ok(if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn run_crash(sluice: PathBuf, seed: Option<u64>, dir: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+async fn run_crash(
+    sluice: PathBuf,
+    seed: Option<u64>,
+    log: LogKind,
+    dir: Option<PathBuf>,
+) -> anyhow::Result<ExitCode> {
     let seed = seed.unwrap_or_else(rand::random);
     println!("seed {seed}");
     let kept = tempfile::tempdir()?;
     let dir = dir.unwrap_or_else(|| kept.path().to_owned());
-    let outcome = crash::run(&sluice, &dir, crash::Scenario::seeded(seed)).await?;
+    let object_log = log == LogKind::Object;
+    let scenario = crash::Scenario { object_log, ..crash::Scenario::seeded(seed) };
+    let outcome = crash::run(&sluice, &dir, scenario).await?;
     let crash::Outcome { verdict, sent, bad, rejected, reconnects } = &outcome;
     println!(
         "{sent} records sent, {rejected} of {bad} bad ones rejected by name, {reconnects} connections lost"

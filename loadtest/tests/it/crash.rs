@@ -5,12 +5,22 @@ use sluice_loadtest::crash::{self, Scenario};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_acknowledged_is_lost_doubled_or_reordered_by_kills() {
-    let seed = rand::random();
-    println!("seed {seed}: repeat it with `loadtest crash --seed {seed}`");
+    check(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nor_with_a_log_in_the_tables_store() {
+    check(true).await;
+}
+
+async fn check(object_log: bool) {
+    let (seed, log) = (rand::random(), if object_log { "object" } else { "disk" });
+    println!("seed {seed}: repeat it with `loadtest crash --log {log} --seed {seed}`");
     let sluice = find_sluice().expect("the program under test");
     let dir = tempfile::tempdir().expect("a directory");
-    let ran = Box::pin(crash::run(&sluice, dir.path(), Scenario::seeded(seed))).await;
-    let outcome = ran.unwrap_or_else(|error| panic!("{error:#}"));
+    let scenario = Scenario { object_log, ..Scenario::seeded(seed) };
+    let ran = Box::pin(crash::run(&sluice, dir.path(), scenario)).await;
+    let outcome = ran.map_err(|error| format!("{error:#}")).expect("it ran to its end");
     println!("{} sent, {} rejected: {}", outcome.sent, outcome.rejected, outcome.verdict);
     assert!(outcome.verdict.is_clean(), "{}", outcome.verdict);
     assert_eq!(outcome.rejected, outcome.bad, "each record that fits no table is named");

@@ -30,3 +30,4 @@ mod tls;
 mod process;
 mod signals;
 mod pool;
+mod adopt;
