@@ -16,6 +16,7 @@ pub mod pool;
 pub mod elastic;
 pub mod burst;
 pub mod idle;
+pub mod recovery;
 pub mod machine;
 pub mod producer;
 pub mod edges;

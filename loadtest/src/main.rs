@@ -15,7 +15,7 @@ use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
 use sluice_loadtest::sim::{placement, scaling};
-use sluice_loadtest::{bench, burst, crash, edges, elastic, idle, table};
+use sluice_loadtest::{bench, burst, crash, edges, elastic, idle, recovery, table};
 use sluice_pod::config::LogKind;
 
 /// Load, faults and figures for Sluice, on real processes.
@@ -74,6 +74,16 @@ enum Command {
         /// How many.
         #[arg(long, default_value_t = 10_000)]
         streams: usize,
+        /// Keep data and logs below this directory.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+    /// How long a pod takes to take streams again whose log is full of what is in no table. Ends with status 1 where the aim
+    /// is missed.
+    Recovery {
+        /// How much log.
+        #[arg(long, default_value_t = 1.0)]
+        gib: f64,
         /// Keep data and logs below this directory.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
@@ -234,6 +244,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Elastic(args) => run_elastic(sluice()?, args).await,
         Command::Burst(args) => run_burst(sluice()?, args).await,
         Command::Idle { streams, dir } => run_idle(sluice()?, streams, dir).await,
+        Command::Recovery { gib, dir } => run_recovery(sluice()?, gib, dir).await,
         Command::Verify { table } => verify(&table),
     }
 }
@@ -376,6 +387,16 @@ async fn run_idle(sluice: PathBuf, streams: usize, dir: Option<PathBuf>) -> anyh
     let options = idle::Options { sluice, dir, streams };
     let outcome = Box::pin(idle::run(&options, &|what| eprintln!("idle: {what}"))).await?;
     print!("{outcome}");
+    Ok(if outcome.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn run_recovery(sluice: PathBuf, gib: f64, dir: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    say_if_debug(false);
+    let kept = tempfile::tempdir_in(bench::default_dir(&sluice).parent().unwrap_or(Path::new(".")))?;
+    let dir = dir.unwrap_or_else(|| kept.path().to_owned());
+    let bytes = (gib.clamp(0.01, 64.0) * f64::from(1 << 30)) as u64;
+    let outcome = recovery::run(&recovery::Options { sluice, dir, bytes }).await?;
+    println!("{outcome}");
     Ok(if outcome.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

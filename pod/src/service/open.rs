@@ -47,7 +47,7 @@ async fn fence(
     let cannot_ask = |why: String| {
         let message = format!(
             "stream {stream}: the log of pod {} may hold records of it, and the pod cannot be asked ({why}); start it \
-             again",
+             again, or wait until its log is taken over where that is in the tables' store",
             log.pod
         );
         Error::unavailable("log_unreachable", message)

@@ -282,6 +282,23 @@ mod tests {
         assert_ne!(encode_seal(LOG, &pod("pod-1"), &pod("pod-2"), 6), seal, "each has its nonce");
     }
 
+    /// Objects that version 1 wrote: what is stored now must be readable for good.
+    #[test]
+    fn objects_of_version_1_are_read_and_written() {
+        let owner = pod("pod-1");
+        let (group, ..) = encode_group(&object(&owner), &payloads());
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/object-v1");
+        let golden = std::fs::read(&path).unwrap_or_default();
+        if golden != group {
+            let written = std::env::temp_dir().join("sluice-golden-object");
+            std::fs::write(&written, &group).expect("written");
+            panic!("{} is not what is written now, {}", path.display(), written.display());
+        }
+        assert!(
+            matches!(decode(&golden, LOG, 5).expect("whole").kind, Kind::Group { entries, .. } if entries.len() == 3)
+        );
+    }
+
     #[test]
     fn no_flipped_bit_and_no_cut_is_overlooked() {
         let owner = pod("pod-1");

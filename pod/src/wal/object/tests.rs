@@ -530,7 +530,7 @@ async fn what_is_damaged_or_missing_is_named_and_never_passed_over() {
         // The log is not ended, nor deleted: with the object restored all is there.
         assert!(rig.logs.header(wal.log_id()).await.expect("read").is_some());
     };
-    for number in [1, 2, 5, 8] {
+    for number in [1, 2, 5, 8, 9] {
         check("a bit of the header", number, |bytes| {
             bytes[40] ^= 1;
             true
@@ -546,7 +546,10 @@ async fn what_is_damaged_or_missing_is_named_and_never_passed_over() {
             true
         })
         .await;
-        check("the object", number, |_| false).await;
+        // That the last one is missing nothing can show.
+        if number < 9 {
+            check("the object", number, |_| false).await;
+        }
     }
 }
 
