@@ -21,10 +21,12 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant as Now;
 use tonic::transport::server::TcpIncoming;
+use uuid::Uuid;
 
 use crate::admission::Admission;
 use crate::adopt::Adopter;
 use crate::config::{Join, LogKind, PodConfig};
+use crate::conflict::Conflicts;
 use crate::drained::DrainedLogs;
 use crate::duty::{Duty, Parts};
 use crate::lane::{Lanes, Limits};
@@ -49,6 +51,10 @@ const NEIGHBOURS: usize = 2;
 const EXIT_LOG_FAILED: i32 = 74;
 /// Exit status of a process whose log another pod has taken over.
 const EXIT_FENCED: i32 = 75;
+/// And of one that finds itself in a pool that it cannot be in.
+const EXIT_CONFLICT: i32 = 78;
+/// How long a pod that starts waits for the first word of the others.
+const MEETING_MAX: Duration = Duration::from_secs(1);
 
 /// How a pod is reached.
 pub enum Listen {
@@ -75,6 +81,7 @@ impl Pod {
     pub async fn start(config: PodConfig, listen: Listen, membership: Membership) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
+        let tables_id = meet(&config, &membership, &scope).await?;
         let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
         let (opened, tables_opened) = watch::channel(None);
         scope.spawn("pool", follow(membership.clone(), pool.clone(), tables_opened, scope.clone()));
@@ -103,6 +110,7 @@ impl Pod {
             id: config.id.clone(),
             zone: membership.now().zone.clone(),
             membership,
+            tables_id,
             pool: pool.clone(),
             scope: scope.clone(),
             admission: admission.clone(),
@@ -137,7 +145,8 @@ impl Pod {
         let reached = reached.map(PodAddress::Tcp).or(in_process);
         let reached = reached.ok_or_else(|| Error::internal("a pod that listens nowhere"))?;
         duty.listens(reached, config.join == Join::Held);
-        tracing::info!(pod = %config.id, phase = %duty.phase(), address = ?address, log = %wal.log_id().0, "pod is ready");
+        let (phase, shown) = (duty.phase(), address.map(tracing::field::display));
+        tracing::info!(pod = %config.id, %phase, address = shown, log = %wal.log_id().0, "pod is ready");
         Ok(Self { id: config.id, address, service, wal })
     }
 
@@ -166,7 +175,7 @@ impl Pod {
     pub async fn drain_or_hurry(self, hurry: &Hurry) {
         let duty = self.service.duty.clone();
         if duty.phase() != Phase::Drained {
-            duty.drain(duty.pace());
+            duty.drain(duty.pace(), true);
             tokio::select! {
                 biased; // what has drained needs no hurry
                 () = duty.drained() => {}
@@ -193,6 +202,33 @@ impl Pod {
         }
         self.wal.close().await;
     }
+}
+
+/// Ends the process when it is seen that this pod cannot be in the pool. What it has acked is in its log.
+async fn watch_conflicts(membership: Membership, mut conflicts: Conflicts, scope: TaskScope) {
+    let mut members = membership.watch();
+    loop {
+        let newest = Arc::clone(&members.borrow_and_update());
+        if let Err(error) = conflicts.look(&newest, Now::now()) {
+            tracing::error!(%error, "the pod cannot be in this pool: the process ends");
+            std::process::exit(EXIT_CONFLICT);
+        }
+        tokio::select! {
+            biased; // the end first
+            () = scope.draining() => return,
+            changed = members.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Before anything is replayed into tables that may be others than the pool's. Answers which tables the pod writes.
+async fn meet(config: &PodConfig, membership: &Membership, scope: &TaskScope) -> Result<Uuid, Error> {
+    let tables_id = Tables::identity(&config.tables_dir).await?;
+    membership.met(MEETING_MAX).await;
+    let mut conflicts = Conflicts::new(config.id.clone(), membership.life(), tables_id);
+    conflicts.look(&membership.now(), Now::now())?;
+    scope.spawn("conflicts", watch_conflicts(membership.clone(), conflicts, scope.clone()));
+    Ok(tables_id)
 }
 
 /// Keeps the pool as the membership has it.

@@ -5,6 +5,8 @@
 //! *Does not own*: what is committed and what to do about a conflict (`home`), Parquet (`parquet`).
 //! Keeps the local-disk half of P4: everything goes through one store that flushes file and directory.
 
+pub mod live;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
@@ -330,7 +332,7 @@ impl Delta {
     /// # Errors
     /// As `load`.
     pub async fn refresh(&self, version: &Version) -> Result<Version, DeltaError> {
-        if self.tag(&version.directory, version.number()).await.as_ref() != Some(&version.tag) {
+        if self.tag(&version.directory, version.number()).await?.as_ref() != Some(&version.tag) {
             return self.load(&version.directory).await;
         }
         let (engine, old) = (Arc::clone(&self.engine), Arc::clone(&version.snapshot));
@@ -362,8 +364,10 @@ impl Delta {
         transactions: Vec<(String, i64)>,
     ) -> Put {
         // A put into the log of a table that is gone would make a table with a hole in its log.
-        if self.tag(&base.directory, base.number()).await.as_ref() != Some(&base.tag) {
-            return Put::Conflict;
+        match self.tag(&base.directory, base.number()).await {
+            Ok(tag) if tag.as_ref() == Some(&base.tag) => {}
+            Ok(_) => return Put::Conflict,
+            Err(error) => return Put::Unknown(error),
         }
         let (engine, snapshot) = (Arc::clone(&self.engine), Arc::clone(&base.snapshot));
         let put = blocking(move || {
@@ -434,7 +438,7 @@ impl Delta {
         last: Option<&Version>,
     ) -> Result<Version, DeltaError> {
         let number = snapshot.version();
-        let tag = self.tag(directory, number).await;
+        let tag = self.tag(directory, number).await?;
         let tag = tag.ok_or_else(|| DeltaError::NotFound(directory.clone()))?;
         let (engine, directory) = (Arc::clone(&self.engine), directory.clone());
         let last = last.map(|version| Arc::clone(&version.shape));
@@ -447,10 +451,14 @@ impl Delta {
         .await
     }
 
-    async fn tag(&self, directory: &Path, version: TableVersion) -> Option<Tag> {
+    /// None where there is no such version. A store that fails is not taken for that: it would stop the table.
+    async fn tag(&self, directory: &Path, version: TableVersion) -> Result<Option<Tag>, DeltaError> {
         let log = directory.clone().join("_delta_log").join(format!("{version:020}.json"));
-        let meta = self.store.head(&log).await.ok()?;
-        Some(Tag(meta.e_tag, meta.size, meta.last_modified.timestamp_micros()))
+        match self.store.head(&log).await {
+            Ok(meta) => Ok(Some(Tag(meta.e_tag, meta.size, meta.last_modified.timestamp_micros()))),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -613,4 +621,31 @@ fn scalar(column: &Arc<dyn Array>, row: usize) -> Result<Scalar, DeltaError> {
             return Err(DeltaError::Unsupported(format!("is partitioned by a column of type {other}")));
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::datatypes::Field;
+    use object_store::local::LocalFileSystem;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_store_that_fails_is_no_table_that_is_gone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = Path::from_absolute_path(dir.path().canonicalize().expect("there")).expect("a path");
+        let delta = Delta::new(Arc::new(LocalFileSystem::new()));
+        let schema = Schema::new(vec![Field::new("n", DataType::Int64, true)]);
+        let spec = TableSpec::new(Arc::new(schema.clone()), Vec::new(), BTreeMap::new()).expect("a spec");
+        delta.create(&root, &schema, &spec).await.expect("made");
+        let version = delta.load(&root).await.expect("there");
+        // The name leads back to itself: the store can neither find it nor say that it is not there.
+        let log = dir.path().join("_delta_log/00000000000000000000.json");
+        std::fs::rename(&log, dir.path().join("aside")).expect("moved");
+        std::os::unix::fs::symlink(&log, &log).expect("made");
+        assert!(matches!(delta.refresh(&version).await, Err(DeltaError::Store(_))));
+        assert!(matches!(delta.commit(&version, Vec::new(), Vec::new()).await, Put::Unknown(_)));
+        std::fs::remove_file(&log).expect("removed");
+        assert!(matches!(delta.commit(&version, Vec::new(), Vec::new()).await, Put::Conflict));
+    }
 }
