@@ -82,13 +82,16 @@ pub struct Scenario {
     pub streams: usize,
     /// Python with `deltalake`, where there is one.
     pub python: Option<PathBuf>,
+    /// Pods keep their logs in the tables' store: each start takes that of the life before over.
+    pub object_log: bool,
 }
 
 impl Scenario {
     /// Everything, in a pool of two gateways and three pods.
     pub fn seeded(seed: u64, lasts: Duration) -> Self {
         let (kinds, pods, gateways) = (Kinds::All, 3, 2);
-        Self { seed, lasts, kinds, pods, gateways, tables: 3, streams: 14, python: judge::find_python() }
+        let python = judge::find_python();
+        Self { seed, lasts, kinds, pods, gateways, tables: 3, streams: 14, python, object_log: false }
     }
 
     fn world(&self) -> World {
@@ -139,8 +142,10 @@ pub async fn run(
     steps.iter().for_each(|step| say(&step.to_string()));
     let mut figures = Figures::default();
     let volume = mount(dir, scenario, &mut figures);
+    let log = [("SLUICE_POD__LOG", "object"), ("SLUICE_POD__LOG_GROUP_BYTES", "512KiB")];
+    let env = if scenario.object_log { [ENV.as_slice(), log.as_slice()].concat() } else { ENV.to_vec() };
     let options = Options {
-        env: &ENV,
+        env: &env,
         faults: true,
         cuts: scenario.kinds == Kinds::All,
         ..Options::new(sluice, dir, scenario.pods, scenario.gateways)

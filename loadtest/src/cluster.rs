@@ -329,6 +329,12 @@ impl Cluster {
         self.gateway.take().context("the gateway is not running")
     }
 
+    /// Sets a variable for the processes that are started from now on.
+    pub fn set_env(&mut self, key: &str, value: &str) {
+        self.env.retain(|(old, _)| old != key);
+        self.env.push((key.to_owned(), value.to_owned()));
+    }
+
     /// Starts the pod, on the same port and data as before.
     ///
     /// # Errors

@@ -20,6 +20,7 @@ pub mod chaos;
 pub mod elastic;
 pub mod burst;
 pub mod idle;
+pub mod recovery;
 pub mod machine;
 pub mod producer;
 pub mod edges;

@@ -16,7 +16,8 @@ use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
 use sluice_loadtest::sim::{placement, scaling};
-use sluice_loadtest::{bench, burst, chaos, edges, elastic, idle, table};
+use sluice_loadtest::{bench, burst, chaos, edges, elastic, idle, recovery, table};
+use sluice_pod::config::LogKind;
 
 /// Load, faults and figures for Sluice, on real processes.
 #[derive(Parser)]
@@ -65,6 +66,16 @@ enum Command {
         /// How many.
         #[arg(long, default_value_t = 10_000)]
         streams: usize,
+        /// Keep data and logs below this directory.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+    /// How long a pod takes to take streams again whose log is full of what is in no table. Ends with status 1 where the aim
+    /// is missed.
+    Recovery {
+        /// How much log.
+        #[arg(long, default_value_t = 1.0)]
+        gib: f64,
         /// Keep data and logs below this directory.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
@@ -162,6 +173,9 @@ struct ChaosArgs {
     /// Only kill and drain, and one pod alone: no producer may lose its connection.
     #[arg(long)]
     ends: bool,
+    /// Where pods keep their logs: on a disk, or, with --ends, as objects beside the tables.
+    #[arg(long, value_name = "disk|object", default_value = "disk")]
+    log: LogKind,
     /// Streams at one time.
     #[arg(long)]
     streams: Option<usize>,
@@ -247,6 +261,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Elastic(args) => run_elastic(sluice()?, args).await,
         Command::Burst(args) => run_burst(sluice()?, args).await,
         Command::Idle { streams, dir } => run_idle(sluice()?, streams, dir).await,
+        Command::Recovery { gib, dir } => run_recovery(sluice()?, gib, dir).await,
         Command::Verify { table } => verify(&table),
     }
 }
@@ -300,6 +315,10 @@ fn tell(report: &Report, json: Option<&Path>) -> anyhow::Result<ExitCode> {
 async fn run_chaos(sluice: PathBuf, args: ChaosArgs) -> anyhow::Result<ExitCode> {
     let seed = args.seed.unwrap_or_else(rand::random);
     let lasts = Duration::from_secs(args.seconds);
+    anyhow::ensure!(
+        args.ends || args.log == LogKind::Disk,
+        "--log object needs --ends: the faults are those of a disk"
+    );
     let (mut is_good, mut kills, mut gateway_kills, mut records) = (true, 0, 0, 0);
     for seed in (0..args.runs).map(|run| seed.wrapping_add(run)) {
         let kept = tempfile::tempdir()?;
@@ -309,6 +328,7 @@ async fn run_chaos(sluice: PathBuf, args: ChaosArgs) -> anyhow::Result<ExitCode>
             (scenario.kinds, scenario.pods, scenario.gateways) = (Kinds::Ends, 1, 1);
         }
         scenario.streams = args.streams.unwrap_or(scenario.streams);
+        scenario.object_log = args.log == LogKind::Object;
         let outcome =
             Box::pin(chaos::run(&sluice, &dir, &scenario, &|what| eprintln!("chaos: {what}"))).await?;
         println!("{outcome}");
@@ -397,6 +417,16 @@ async fn run_idle(sluice: PathBuf, streams: usize, dir: Option<PathBuf>) -> anyh
     let options = idle::Options { sluice, dir, streams };
     let outcome = Box::pin(idle::run(&options, &|what| eprintln!("idle: {what}"))).await?;
     print!("{outcome}");
+    Ok(if outcome.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn run_recovery(sluice: PathBuf, gib: f64, dir: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    say_if_debug(false);
+    let kept = tempfile::tempdir_in(bench::default_dir(&sluice).parent().unwrap_or(Path::new(".")))?;
+    let dir = dir.unwrap_or_else(|| kept.path().to_owned());
+    let bytes = (gib.clamp(0.01, 64.0) * f64::from(1 << 30)) as u64;
+    let outcome = recovery::run(&recovery::Options { sluice, dir, bytes }).await?;
+    println!("{outcome}");
     Ok(if outcome.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

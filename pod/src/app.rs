@@ -21,10 +21,13 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant as Now;
 use tonic::transport::server::TcpIncoming;
+use uuid::Uuid;
 
 use crate::admission::Admission;
-use crate::config::{Join, PodConfig};
+use crate::adopt::Adopter;
+use crate::config::{Join, LogKind, PodConfig};
 use crate::conflict::Conflicts;
+use crate::drained::DrainedLogs;
 use crate::duty::{Duty, Parts};
 use crate::lane::{Lanes, Limits};
 use crate::pool::Pool;
@@ -33,8 +36,8 @@ use crate::stream::Reach;
 use crate::stream::record::LogEntry;
 use crate::stream::{DETACHED_KEPT, Streams};
 use crate::table::batch::Batch;
-use crate::table::{Clock, Tables, TablesConfig};
-use crate::wal::{Replay, Wal, WalConfig, WalError};
+use crate::table::{Clock, Storage, Tables, TablesConfig};
+use crate::wal::{ObjectLogConfig, Replay, Wal, WalConfig, WalError};
 
 /// Groups of the log are cut at this size.
 const GROUP_BYTES_MAX: u64 = 4 << 20;
@@ -46,6 +49,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 const NEIGHBOURS: usize = 2;
 /// Exit status of a process whose log has failed.
 const EXIT_LOG_FAILED: i32 = 74;
+/// Exit status of a process whose log another pod has taken over.
+const EXIT_FENCED: i32 = 75;
 /// And of one that finds itself in a pool that it cannot be in.
 const EXIT_CONFLICT: i32 = 78;
 /// How long a pod that starts waits for the first word of the others.
@@ -76,20 +81,18 @@ impl Pod {
     pub async fn start(config: PodConfig, listen: Listen, membership: Membership) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
-        let tables_id = Tables::identity(&config.tables_dir).await?;
-        // Before anything is replayed into tables that may be others than the pool's.
-        membership.met(MEETING_MAX).await;
-        let mut conflicts = Conflicts::new(config.id.clone(), membership.life(), tables_id);
-        conflicts.look(&membership.now(), Now::now())?;
-        scope.spawn("conflicts", watch_conflicts(membership.clone(), conflicts, scope.clone()));
+        let tables_id = meet(&config, &membership, &scope).await?;
         let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
         let (opened, tables_opened) = watch::channel(None);
         scope.spawn("pool", follow(membership.clone(), pool.clone(), tables_opened, scope.clone()));
-        let (wal, replay) = open_log(&config).await?;
+        let storage = Storage::below(&config.tables_dir)?;
+        let (wal, replay) = open_log(&config, &storage).await?;
         let tables = Tables::new(tables_config(&config, pool.clone()), wal.clone(), scope.clone())?;
         tables.drained_logs().withdraw(wal.log_id()).await?;
         let streams = Streams::default();
-        replay_log(replay, &streams, &tables, &config.id).await?;
+        if let Some(replay) = replay {
+            replay_log(replay, &streams, &tables, &config.id).await?;
+        }
         opened.send_replace(Some(tables.clone()));
         let record_bytes_max = config.record_bytes_max.as_usize();
         let decoded_bytes_max = record_bytes_max * DECODED_FACTOR;
@@ -102,6 +105,7 @@ impl Pod {
         let lanes = Arc::new(lanes);
         let rate = config.bytes_per_s_max.map(|rate| rate.0);
         let admission = Admission::new(config.id.clone(), wal.clone(), config.ingress_bytes.as_usize(), rate);
+        let members = membership.clone();
         let duty = Duty::new(Parts {
             id: config.id.clone(),
             zone: membership.now().zone.clone(),
@@ -131,6 +135,7 @@ impl Pod {
             decoded_bytes_max,
         };
         scope.spawn("sweep", sweep(scope.clone(), streams));
+        scope.spawn("adopter", adopter(&config, &storage, members, &service).run());
         let in_process = match &listen {
             Listen::Pipe(_, dialer) => Some(PodAddress::InProcess(dialer.clone())),
             Listen::Tcp => None,
@@ -216,6 +221,16 @@ async fn watch_conflicts(membership: Membership, mut conflicts: Conflicts, scope
     }
 }
 
+/// Before anything is replayed into tables that may be others than the pool's. Answers which tables the pod writes.
+async fn meet(config: &PodConfig, membership: &Membership, scope: &TaskScope) -> Result<Uuid, Error> {
+    let tables_id = Tables::identity(&config.tables_dir).await?;
+    membership.met(MEETING_MAX).await;
+    let mut conflicts = Conflicts::new(config.id.clone(), membership.life(), tables_id);
+    conflicts.look(&membership.now(), Now::now())?;
+    scope.spawn("conflicts", watch_conflicts(membership.clone(), conflicts, scope.clone()));
+    Ok(tables_id)
+}
+
 /// Keeps the pool as the membership has it.
 async fn follow(
     membership: Membership,
@@ -277,24 +292,73 @@ fn tables_config(config: &PodConfig, pool: Pool) -> TablesConfig {
     }
 }
 
-async fn open_log(config: &PodConfig) -> Result<(Wal, Replay), Error> {
-    let wal_config = WalConfig {
-        dir: config.wal_dir.clone(),
-        owner: config.id.clone(),
-        segment_bytes: config.segment_bytes.0,
-        bytes_max: config.wal_bytes_max.0,
-        group_bytes_max: GROUP_BYTES_MAX,
-        direct_io: true,
-        accept_loss: config.accept_loss,
-    };
+fn adopter(config: &PodConfig, storage: &Storage, membership: Membership, service: &PodService) -> Adopter {
+    Adopter {
+        logs: storage.logs(),
+        pod: config.id.clone(),
+        own: service.log.log,
+        membership,
+        pool: service.pool.clone(),
+        tables: service.tables.clone(),
+        scope: service.scope.clone(),
+        after: config.adopt_after(),
+    }
+}
+
+/// The pod's log, and what its former life left there: in the tables' store that is in logs of their own (`adopt`).
+async fn open_log(config: &PodConfig, storage: &Storage) -> Result<(Wal, Option<Replay>), Error> {
     let pod = config.id.clone();
     let on_failure = move |error: &WalError| {
-        tracing::error!(%pod, %error, "the log has failed: nothing can be acked any more, the process ends");
-        std::process::exit(EXIT_LOG_FAILED);
+        let status = if matches!(error, WalError::Fenced { .. }) { EXIT_FENCED } else { EXIT_LOG_FAILED };
+        tracing::error!(%pod, %error, status, "nothing can be acked any more: the process ends");
+        std::process::exit(status);
     };
-    let opened = tokio::task::spawn_blocking(|| Wal::open(wal_config, Box::new(on_failure))).await;
-    let opened = opened.map_err(|error| Error::internal(format!("opening the log: {error}")))?;
+    let opened = match config.log {
+        LogKind::Disk => {
+            let wal_config = WalConfig {
+                dir: config.wal_dir.clone(),
+                owner: config.id.clone(),
+                segment_bytes: config.segment_bytes.0,
+                bytes_max: config.wal_bytes_max.0,
+                group_bytes_max: GROUP_BYTES_MAX,
+                direct_io: true,
+                accept_loss: config.accept_loss,
+            };
+            let opened = tokio::task::spawn_blocking(|| Wal::open(wal_config, Box::new(on_failure))).await;
+            let opened = opened.map_err(|error| Error::internal(format!("opening the log: {error}")))?;
+            opened.map(|(wal, replay)| (wal, Some(replay)))
+        }
+        LogKind::Object => {
+            check_no_disk_log(config, storage).await?;
+            let wal_config = ObjectLogConfig {
+                owner: config.id.clone(),
+                interval: Duration::from_millis(config.log_interval_ms),
+                group_bytes_max: config.log_group_bytes.0,
+                payload_bytes_max: config.segment_bytes.0,
+                bytes_max: config.wal_bytes_max.0,
+            };
+            Wal::begin(&storage.logs(), wal_config, Box::new(on_failure)).await.map(|wal| (wal, None))
+        }
+    };
     opened.map_err(|error| Error::invalid("wal", format!("pod {}: {}", config.id, chain(&error))))
+}
+
+/// A log on a disk may hold what is in no table: it is not left lying there.
+async fn check_no_disk_log(config: &PodConfig, storage: &Storage) -> Result<(), Error> {
+    let dir = &config.wal_dir;
+    let found = Wal::id_in(dir).map_err(|error| Error::invalid("wal", chain(&error)))?;
+    let Some(log) = found else { return Ok(()) };
+    let drained = DrainedLogs::new(Arc::clone(&storage.store), &storage.root);
+    if drained.holds_nothing(log).await? {
+        return Ok(());
+    }
+    let message = format!(
+        "pod {}: pod.log is \"object\", but {} has its log on a disk, which may hold records that are in no table yet: start \
+         it with pod.log = \"disk\" once more, and drain it",
+        config.id,
+        dir.display()
+    );
+    Err(Error::invalid("wal", message))
 }
 
 async fn replay_log(replay: Replay, streams: &Streams, tables: &Tables, pod: &PodId) -> Result<(), Error> {

@@ -15,6 +15,11 @@ use crate::duty::Pace;
 /// Smallest log segment: a batch of the largest record has to fit.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
+/// Longest time that a log in the tables' store may let records wait for others.
+const LOG_INTERVAL_MS_MAX: u64 = 10_000;
+/// Shortest time after which a log is taken over: gossip itself needs some of it.
+const ADOPT_AFTER_MS_MIN: u64 = 1_000;
+
 /// The `[pod]` section.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -23,7 +28,9 @@ pub struct PodConfig {
     pub id: PodId,
     /// `host:port` of the pod service; port 0 takes any free one.
     pub listen: String,
-    /// Where the write-ahead log lives.
+    /// How the write-ahead log is kept.
+    pub log: LogKind,
+    /// Where the write-ahead log lives, where it is on a disk.
     pub wal_dir: PathBuf,
     /// Where the tables live, as `catalog/schema/table` below it. Shared by all pods of a pool.
     pub tables_dir: PathBuf,
@@ -40,10 +47,16 @@ pub struct PodConfig {
     pub memory_bytes: ByteSize,
     /// Largest single record.
     pub record_bytes_max: ByteSize,
-    /// Size of a log segment.
+    /// Size of a log segment; largest entry of a log in the tables' store.
     pub segment_bytes: ByteSize,
     /// Size of the whole log; when nothing can be trimmed, producers are slowed.
     pub wal_bytes_max: ByteSize,
+    /// How long records wait for others until they go into the tables' store as one object of the log.
+    pub log_interval_ms: u64,
+    /// They go earlier when they reach this size.
+    pub log_group_bytes: ByteSize,
+    /// How long a pod has to be gone until another one takes its log in the tables' store over.
+    pub adopt_after_ms: u64,
     /// Whether the log starts although records in its middle are damaged, giving those up.
     pub accept_loss: bool,
     /// How long a durable record may wait before its table is flushed.
@@ -62,6 +75,28 @@ pub struct PodConfig {
     pub drain_streams_per_s: u32,
     /// What the process does once a drain that it was asked for is done.
     pub after_drain: AfterDrain,
+}
+
+/// How the write-ahead log is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogKind {
+    /// In a directory of the pod's own: the pod needs it back after a crash.
+    Disk,
+    /// As objects beside the tables: any other pod can take it over.
+    Object,
+}
+
+impl std::str::FromStr for LogKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "disk" => Ok(Self::Disk),
+            "object" => Ok(Self::Object),
+            other => Err(format!("{other:?} is no kind of log: expected disk or object")),
+        }
+    }
 }
 
 /// When a pod takes streams.
@@ -89,6 +124,7 @@ impl Default for PodConfig {
         Self {
             id: "pod-1".parse().expect("a valid pod id"),
             listen: "127.0.0.1:7171".to_owned(),
+            log: LogKind::Disk,
             wal_dir: "data/pods/pod-1/wal".into(),
             tables_dir: "data/tables".into(),
             auto_create: false,
@@ -99,6 +135,9 @@ impl Default for PodConfig {
             record_bytes_max: ByteSize::mib(10),
             segment_bytes: ByteSize::mib(64),
             wal_bytes_max: ByteSize::mib(4096),
+            log_interval_ms: 50,
+            log_group_bytes: ByteSize::mib(4),
+            adopt_after_ms: 15_000,
             accept_loss: false,
             flush_interval_ms: 1000,
             target_file_bytes: ByteSize::mib(128),
@@ -116,6 +155,11 @@ impl PodConfig {
     /// How long a durable record may wait before its table is flushed.
     pub fn flush_interval(&self) -> Duration {
         Duration::from_millis(self.flush_interval_ms)
+    }
+
+    /// How long a pod has to be gone until its log is taken over.
+    pub fn adopt_after(&self) -> Duration {
+        Duration::from_millis(self.adopt_after_ms)
     }
 
     /// How the pod drains unless it is told otherwise.
@@ -154,6 +198,24 @@ impl PodConfig {
                 self.wal_bytes_max, self.segment_bytes
             ));
         }
+        if self.log == LogKind::Object && self.log_group_bytes > self.segment_bytes {
+            refuse(format!(
+                "pod.log_group_bytes is {}: an object of the log takes at most pod.segment_bytes ({})",
+                self.log_group_bytes, self.segment_bytes
+            ));
+        }
+        if self.log_interval_ms > LOG_INTERVAL_MS_MAX {
+            refuse(format!(
+                "pod.log_interval_ms is {}: each record waits for that, so that at most {LOG_INTERVAL_MS_MAX} is allowed",
+                self.log_interval_ms
+            ));
+        }
+        if self.adopt_after_ms < ADOPT_AFTER_MS_MIN {
+            refuse(format!(
+                "pod.adopt_after_ms is {}: a pod that is only slow would be ended; at least {ADOPT_AFTER_MS_MIN}",
+                self.adopt_after_ms
+            ));
+        }
         if self.ingress_bytes < self.record_bytes_max {
             refuse(format!(
                 "pod.ingress_bytes is {}: it has to hold one record of pod.record_bytes_max ({})",
@@ -163,6 +225,8 @@ impl PodConfig {
         for (key, value, what) in [
             ("bytes_per_s_max", self.bytes_per_s_max.map_or(1, |rate| rate.0), "no record would get in"),
             ("record_bytes_max", self.record_bytes_max.0, "no record would fit"),
+            ("log_interval_ms", self.log_interval_ms, "it has to be 1 or more"),
+            ("log_group_bytes", self.log_group_bytes.0, "it has to be 1 or more"),
             ("flush_interval_ms", self.flush_interval_ms, "it has to be 1 or more"),
             ("checkpoint_interval", self.checkpoint_interval, "it has to be 1 or more"),
             (

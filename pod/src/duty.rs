@@ -415,6 +415,11 @@ impl Duty {
         }
         if let Err(error) = tables.drained_logs().note(wal.log_id()).await {
             tracing::warn!(pod = %id, %error, "named streams that were here wait for this pod until it is back");
+            return true;
+        }
+        if let Err(error) = wal.close_for_good().await {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(pod = %id, error, "objects of the log are left: another pod, or the next start, deletes them");
         }
         true
     }

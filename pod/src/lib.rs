@@ -17,5 +17,6 @@ pub mod lane;
 pub mod decode;
 pub mod wal;
 pub mod drained;
+pub mod adopt;
 pub mod table;
 pub mod shed;

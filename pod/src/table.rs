@@ -29,7 +29,7 @@ use crate::drained::DrainedLogs;
 use crate::pool::Pool;
 use crate::stream::Reach;
 use crate::stream::progress::StreamProgress;
-use crate::wal::{Durable, Wal};
+use crate::wal::{Durable, LogStore, Wal};
 use batch::Batch;
 use delta::{Delta, DeltaError, Shape};
 use faulty::FaultyStore;
@@ -129,6 +129,39 @@ struct Shared {
     stranded: Mutex<HashMap<TableName, AtomicU64>>,
 }
 
+/// Where tables are kept.
+#[derive(Debug, Clone)]
+pub struct Storage {
+    /// The store.
+    pub store: Arc<dyn ObjectStore>,
+    /// The tables' root in it.
+    pub root: Path,
+    /// The same as a directory.
+    pub directory: PathBuf,
+}
+
+impl Storage {
+    /// That of tables below a directory, which is made where it is missing.
+    ///
+    /// # Errors
+    /// Where the root cannot be made or opened.
+    pub fn below(root: &std::path::Path) -> Result<Self, Error> {
+        let attempted = format!("make the tables' directory {}", root.display());
+        delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
+        let directory = root.canonicalize().map_err(|error| storage(&attempted, &error))?;
+        let root = Path::from_absolute_path(&directory).map_err(|error| storage(&attempted, &error))?;
+        let local = LocalFileSystem::new().with_fsync(true);
+        let store: Arc<dyn ObjectStore> =
+            if fault::COMPILED_IN { Arc::new(FaultyStore::new(local)) } else { Arc::new(local) };
+        Ok(Self { store, root, directory })
+    }
+
+    /// Logs that are kept beside the tables.
+    pub fn logs(&self) -> LogStore {
+        LogStore::new(Arc::clone(&self.store), &self.root, Some(self.directory.clone()))
+    }
+}
+
 /// An open table. Clones share it.
 #[derive(Clone)]
 pub struct Table {
@@ -155,13 +188,7 @@ impl Tables {
     /// # Errors
     /// Where the root cannot be made or opened.
     pub fn new(config: TablesConfig, wal: Wal, scope: TaskScope) -> Result<Self, Error> {
-        let attempted = format!("make the tables' directory {}", config.root.display());
-        delta::make_directory(&config.root).map_err(|error| storage(&attempted, &error))?;
-        let root = config.root.canonicalize().map_err(|error| storage(&attempted, &error))?;
-        let root = Path::from_absolute_path(root).map_err(|error| storage(&attempted, &error))?;
-        let local = LocalFileSystem::new().with_fsync(true);
-        let store: Arc<dyn ObjectStore> =
-            if fault::COMPILED_IN { Arc::new(FaultyStore::new(local)) } else { Arc::new(local) };
+        let Storage { store, root, .. } = Storage::below(&config.root)?;
         let delta = Delta::new(Arc::clone(&store));
         let budget = Arc::new(Budget::new(config.memory_bytes));
         let (open, stranded) = (Mutex::default(), Mutex::default());
@@ -342,7 +369,9 @@ impl Tables {
             let mut below = Vec::new();
             for directory in level {
                 let listed = self.shared.store.list_with_delimiter(Some(&directory)).await;
-                below.extend(listed.map_err(|error| storage("list the tables", &error))?.common_prefixes);
+                let listed = listed.map_err(|error| storage("list the tables", &error))?.common_prefixes;
+                // Beside the tables are the logs: no catalog.
+                below.extend(listed.into_iter().filter(|path| path.filename() != Some("_sluice")));
             }
             level = below;
         }
@@ -394,11 +423,22 @@ impl Tables {
     /// Takes a batch from the old life's log. What is in the table already is dropped by the prefix rule; a batch
     /// whose table is gone, or was made anew, stays in the log and is named in an error.
     pub async fn replay(&self, durable: Durable, batch: Batch) {
+        self.take(durable, batch, true).await;
+    }
+
+    /// Takes a batch from a log that was taken over, as `replay` does: but its streams may be open here already.
+    pub async fn adopt(&self, durable: Durable, batch: Batch) {
+        self.take(durable, batch, false).await;
+    }
+
+    async fn take(&self, durable: Durable, batch: Batch, is_at_start: bool) {
         let name = batch.table.clone();
         let error = loop {
             match self.open(&name).await {
                 Ok(table) if *table.id() == batch.table_id => {
-                    table.open.replaying(&batch);
+                    if is_at_start {
+                        table.open.replaying(&batch);
+                    }
                     return table.offer(durable, Arc::new(batch));
                 }
                 Ok(table) => {

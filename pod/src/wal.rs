@@ -1,13 +1,14 @@
 //! The write-ahead log: takes opaque entries, says when each is on stable storage, gives them back after a crash.
 //!
-//! Entries that wait are written together as one group, with one flush; while it is on its way the next ones
-//! gather, so that groups grow with load and nothing waits for a timer. Two groups may be on their way at once.
-//! The files' format is described in `wal/segment.rs`.
+//! There are two stores behind one seam. On a *disk* (`writer.rs`) entries that wait are written together as one group, with
+//! one flush; while it is on its way the next ones gather, so that groups grow with load and nothing waits for a timer. Two
+//! groups may be on their way at once. The files' format is described in `wal/segment.rs`. In the tables' own store
+//! (`object.rs`) a group is an object, which gathers for an interval; any pod can take such a log over.
 //!
-//! *Owns*: the log's directory, order and durability of entries, segments and their trimming, epochs.
+//! *Owns*: the log's directory or folder, order and durability of entries, segments and their trimming, epochs.
 //! *Does not own*: what entries mean (`table/batch.rs`), when an entry is committed (`table/home.rs`).
 //! Keeps P3: only this module makes a [`Durable`], and only after the flush that covers it and all before it.
-//! Keeps P7: entries wait within the slots, files within `bytes_max`.
+//! Keeps P7: entries wait within the slots, files and objects within `bytes_max`.
 
 mod segment;
 mod identity;
@@ -15,17 +16,20 @@ mod disk;
 mod replay;
 mod writer;
 mod keeper;
+mod object;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use sluice_shared::ids::{Epoch, LogId, PodId, WalPosition};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use object::{Groups, ObjectLog};
+pub use object::{LogHeader, LogStore, ObjectLogConfig, SealedLog};
 pub use replay::Replay;
 use writer::{Gate, Shared, Written};
 
@@ -178,6 +182,43 @@ pub enum WalError {
         /// Most that fits.
         bytes_max: u64,
     },
+    /// The tables' store refused.
+    #[error("cannot {action} {object} in the tables' store")]
+    Store {
+        /// What was attempted.
+        action: &'static str,
+        /// On what.
+        object: String,
+        /// Why it failed.
+        source: object_store::Error,
+    },
+    /// An object of a log that was stored is damaged or missing.
+    #[error("log object {object} is corrupt: {reason}; restore it: nothing of its log is given up meanwhile")]
+    CorruptObject {
+        /// Its name in the tables' store.
+        object: String,
+        /// What is wrong, and how it is known that it was stored.
+        reason: String,
+    },
+    /// Another pod has taken the log over.
+    #[error(
+        "log {} was taken over{}: {object} is not this process's; what was acked is safe there, and nothing more can be",
+        log.0, by.as_ref().map(|pod| format!(" by pod {pod}")).unwrap_or_default()
+    )]
+    Fenced {
+        /// The log.
+        log: LogId,
+        /// The object that shows it.
+        object: String,
+        /// Who did, as far as known.
+        by: Option<PodId>,
+    },
+    /// All of the log is committed, and it is deleted.
+    #[error("log {} is done with: another pod has committed all of it", log.0)]
+    Done {
+        /// The log.
+        log: LogId,
+    },
     /// A thread of the log panicked; its state cannot be trusted.
     #[error("a thread of the log panicked: the process must end and recover from the log")]
     Panicked,
@@ -193,10 +234,16 @@ pub struct Slot {
 /// Proof that an entry is on stable storage. Only the log makes it. Keeps the entry's segment until released.
 #[must_use = "dropped without release, it keeps its segment from being trimmed until the next start"]
 pub struct Durable {
-    shared: Arc<Shared>,
+    kept: Kept,
     position: WalPosition,
     payload_bytes: u64,
     seed: u32,
+}
+
+/// Where an entry is kept.
+enum Kept {
+    OnDisk(Arc<Shared>),
+    InObject(Arc<Groups>),
 }
 
 impl Durable {
@@ -212,7 +259,10 @@ impl Durable {
 
     /// The entry is committed durably elsewhere: the log need not keep it.
     pub fn release(self) {
-        self.shared.release(self.position.segment);
+        match &self.kept {
+            Kept::OnDisk(shared) => shared.release(self.position.segment),
+            Kept::InObject(groups) => groups.release(self.position.segment),
+        }
     }
 }
 
@@ -242,8 +292,13 @@ pub struct WalStatus {
 /// A write-ahead log. Clones share it; when the last one is dropped the log writes what it has and ends.
 #[derive(Clone)]
 pub struct Wal {
-    shared: Arc<Shared>,
-    _owner: Arc<Owner>,
+    store: Store,
+}
+
+#[derive(Clone)]
+enum Store {
+    Disk(Arc<Owner>),
+    Object(ObjectLog),
 }
 
 /// Ends the threads with the last handle.
@@ -271,6 +326,14 @@ impl Wal {
         Self::open_on(disk, config, on_failure)
     }
 
+    /// Which log a directory holds, if any.
+    ///
+    /// # Errors
+    /// Where that cannot be read.
+    pub fn id_in(dir: &Path) -> Result<Option<LogId>, WalError> {
+        Ok(disk::identity_in(dir)?.map(|identity| identity.log))
+    }
+
     fn open_on(
         disk: disk::Disk,
         config: WalConfig,
@@ -278,7 +341,7 @@ impl Wal {
     ) -> Result<(Self, Replay), WalError> {
         let recovered = replay::recover(&disk, &config)?;
         let shared = Arc::new(Shared::new(disk, &config, &recovered, on_failure));
-        let wal = Self { shared: Arc::clone(&shared), _owner: Arc::new(Owner(Arc::clone(&shared))) };
+        let wal = Self { store: Store::Disk(Arc::new(Owner(Arc::clone(&shared)))) };
         let real_time = writer::start(&shared)?;
         let status = wal.status();
         tracing::info!(
@@ -292,13 +355,35 @@ impl Wal {
         Ok((wal, Replay::new(shared, recovered.found)))
     }
 
+    /// Begins a log in the tables' store, with its tasks on this runtime. `on_failure` is called once, when the log was
+    /// taken over or cannot go on: nothing becomes durable any more, and the process should end.
+    ///
+    /// # Errors
+    /// A configuration that cannot be; a store that cannot be written.
+    pub async fn begin(
+        logs: &LogStore,
+        config: ObjectLogConfig,
+        on_failure: Box<dyn Fn(&WalError) + Send + Sync>,
+    ) -> Result<Self, WalError> {
+        let log = ObjectLog::begin(logs, config, on_failure).await?;
+        Ok(Self { store: Store::Object(log) })
+    }
+
+    fn entrance(&self) -> (&watch::Sender<Gate>, &Arc<Semaphore>) {
+        match &self.store {
+            Store::Disk(log) => (&log.0.gate, &log.0.slots),
+            Store::Object(log) => (&log.shared.gate, &log.shared.slots),
+        }
+    }
+
     /// Resolves when the log can take one more entry; while it is full, when it has room again. Never resolves
     /// once the log has failed or is being closed. May be dropped at any time.
     pub async fn slot(&self) -> Slot {
-        let mut gate = self.shared.gate.subscribe();
+        let (gate, slots) = self.entrance();
+        let mut gate = gate.subscribe();
         loop {
             let open = gate.wait_for(|gate| *gate == Gate::Open).await.map(|_| ());
-            let permit = Arc::clone(&self.shared.slots).acquire_owned().await;
+            let permit = Arc::clone(slots).acquire_owned().await;
             if let (Ok(()), Ok(permit)) = (open, permit)
                 && *gate.borrow() == Gate::Open
             {
@@ -324,80 +409,142 @@ impl Wal {
         if bytes as u64 > bytes_max {
             return Err(WalError::EntryTooLarge { bytes: bytes as u64, bytes_max });
         }
-        self.shared.enqueue(writer::Pending { payload, bytes, then, slot });
+        let entry = writer::Pending { payload, bytes, then, slot };
+        match &self.store {
+            Store::Disk(log) => log.0.enqueue(entry),
+            Store::Object(log) => log.shared.enqueue(entry),
+        }
         Ok(())
     }
 
-    /// Largest entry that fits a segment.
+    /// Largest entry that fits a segment, or an object.
     pub fn payload_bytes_max(&self) -> u64 {
-        segment::payload_bytes_max(self.shared.segment_bytes)
+        match &self.store {
+            Store::Disk(log) => segment::payload_bytes_max(log.0.segment_bytes),
+            Store::Object(log) => log.shared.config.payload_bytes_max,
+        }
     }
 
-    /// Reads an entry back. Blocks.
+    /// Reads an entry back, of this log or of one that was taken over. Blocks its thread where it is on a disk.
     ///
     /// # Errors
-    /// Where the disk fails, or the entry does not match its checksum.
-    pub fn read(&self, durable: &Durable) -> Result<Bytes, WalError> {
+    /// Where the store fails, or the entry does not match its checksum; `Done` where a log that was taken over is done with.
+    pub async fn read_back(&self, durable: &Durable) -> Result<Bytes, WalError> {
+        let groups = match &durable.kept {
+            Kept::OnDisk(shared) => {
+                // On this thread: the log's page is most likely still in memory.
+                return tokio::task::block_in_place(|| Self::read_of(shared, durable));
+            }
+            Kept::InObject(groups) => groups,
+        };
+        let read = groups.read(durable.position, durable.payload_bytes, durable.seed).await;
+        if let (Err(error), Store::Object(log)) = (&read, &self.store) {
+            log.shared.read_failed(error);
+        }
+        read
+    }
+
+    fn read_of(shared: &Shared, durable: &Durable) -> Result<Bytes, WalError> {
         let (position, payload_bytes) = (durable.position, durable.payload_bytes);
         let length = segment::ENTRY_HEADER + usize::try_from(payload_bytes).unwrap_or(usize::MAX);
-        let entry = self.shared.disk.read(position, length)?;
+        let entry = shared.disk.read(position, length)?;
         if !segment::entry_is_whole(&entry, length - segment::ENTRY_HEADER, durable.seed) {
-            let segment = self.shared.disk.segment_path(position.segment);
+            let segment = shared.disk.segment_path(position.segment);
             let reason = "a durable entry does not match its checksum when read back".to_owned();
             return Err(WalError::Corrupt { segment, position, reason });
         }
         Ok(entry.slice(segment::ENTRY_HEADER..))
     }
 
-    /// The log's identity, which stays with its directory.
+    /// The log's identity, which stays with its directory or folder.
     pub fn log_id(&self) -> LogId {
-        self.shared.log
+        match &self.store {
+            Store::Disk(log) => log.0.log,
+            Store::Object(log) => log.shared.log(),
+        }
     }
 
     /// The number of this life of the log.
     pub fn epoch(&self) -> Epoch {
-        self.shared.epoch
+        match &self.store {
+            Store::Disk(log) => log.0.epoch,
+            Store::Object(_) => object::form::EPOCH,
+        }
     }
 
     /// Where the next group goes.
     pub fn tail(&self) -> WalPosition {
-        self.shared.tail()
+        match &self.store {
+            Store::Disk(log) => log.0.tail(),
+            Store::Object(log) => log.shared.tail(),
+        }
     }
 
     /// The start of the first segment that nothing has been written to: once the log is trimmed to there, all
     /// that is in it now is gone.
     pub fn untouched(&self) -> WalPosition {
-        self.shared.untouched()
+        match &self.store {
+            Store::Disk(log) => log.0.untouched(),
+            Store::Object(log) => log.shared.untouched(),
+        }
     }
 
-    /// Everything before is released, and durably gone from the disk: no start replays it.
+    /// Everything before is released, and durably gone from the store: no start replays it.
     pub fn trimmed(&self) -> WalPosition {
-        self.shared.trimmed()
+        match &self.store {
+            Store::Disk(log) => log.0.trimmed(),
+            Store::Object(log) => log.shared.trimmed(),
+        }
     }
 
     /// How the log is doing.
     pub fn status(&self) -> WalStatus {
-        self.shared.status()
+        match &self.store {
+            Store::Disk(log) => log.0.status(),
+            Store::Object(log) => log.shared.status(),
+        }
     }
 
     /// Resolves when the entries appended so far are durable and their `then`s have run, or the log has failed.
     pub async fn settled(&self) {
-        self.shared.settled().await;
+        match &self.store {
+            Store::Disk(log) => log.0.settled().await,
+            Store::Object(log) => log.shared.settled().await,
+        }
     }
 
     /// Takes no more entries, waits until those appended are durable and their `then`s have run (or the log has
-    /// failed), ends the threads, and unlocks the directory.
+    /// failed), ends the threads or tasks, and unlocks the directory.
     pub async fn close(&self) {
-        self.shared.begin_close();
-        let mut ended = self.shared.ended.subscribe();
-        // The sender lives in `shared`: waiting for it cannot fail.
-        let _ = ended.wait_for(|ended| *ended).await;
+        match &self.store {
+            Store::Disk(log) => {
+                log.0.begin_close();
+                let mut ended = log.0.ended.subscribe();
+                // The sender lives in `log`: waiting for it cannot fail.
+                let _ = ended.wait_for(|ended| *ended).await;
+            }
+            Store::Object(log) => {
+                log.shared.begin_close();
+                log.shared.ended().await;
+            }
+        }
+    }
+
+    /// Closes a log in the tables' store, of which nothing is needed any more: nothing is left of it then. With one on a
+    /// disk the next start goes on.
+    ///
+    /// # Errors
+    /// `Store` where something is left.
+    pub async fn close_for_good(&self) -> Result<(), WalError> {
+        let Store::Object(log) = &self.store else { return Ok(()) };
+        self.close().await;
+        log.shared.delete().await
     }
 }
 
 impl fmt::Debug for Wal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Wal({}, epoch {}, tail {})", self.shared.log.0, self.shared.epoch.0, self.tail())
+        write!(f, "Wal({}, epoch {}, tail {})", self.log_id().0, self.epoch().0, self.tail())
     }
 }
 
@@ -405,6 +552,10 @@ impl Durable {
     fn of(shared: &Arc<Shared>, segment: u64, entry: Written) -> Self {
         let position = WalPosition { segment, offset: entry.offset };
         let payload_bytes = entry.payload_bytes as u64;
-        Self { shared: Arc::clone(shared), position, payload_bytes, seed: entry.seed }
+        Self { kept: Kept::OnDisk(Arc::clone(shared)), position, payload_bytes, seed: entry.seed }
+    }
+
+    fn in_object(groups: &Arc<Groups>, position: WalPosition, payload_bytes: u64, seed: u32) -> Self {
+        Self { kept: Kept::InObject(Arc::clone(groups)), position, payload_bytes, seed }
     }
 }

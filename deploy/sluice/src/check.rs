@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use sluice_gateway::{GatewayConfig, file_faults};
-use sluice_pod::config::PodConfig;
+use sluice_pod::config::{LogKind, PodConfig};
 use sluice_shared::config::Places;
 use tokio::net::{TcpListener, UdpSocket};
 
@@ -65,7 +65,9 @@ impl<'a> Faults<'a> {
     /// A pod's values and directories.
     pub(crate) fn pod(&mut self, config: &PodConfig) {
         self.extend(config.faults());
-        self.directory("pod.wal_dir", &config.wal_dir);
+        if config.log == LogKind::Disk {
+            self.directory("pod.wal_dir", &config.wal_dir);
+        }
         self.directory("pod.tables_dir", &config.tables_dir);
     }
 

@@ -13,6 +13,7 @@ use clap::Args;
 use sluice_autoscaler::driver::process::ProcessPods;
 use sluice_autoscaler::{Autoscaler, AutoscalerConfig, DriverKind};
 use sluice_gateway::Gateway;
+use sluice_pod::config::LogKind;
 use sluice_shared::lifecycle::{Hurry, OnPanic, TaskScope, Terminations};
 use sluice_shared::membership::ClusterConfig;
 
@@ -217,6 +218,9 @@ fn own_flags(config: &Config) -> Vec<String> {
     flags.push(format!("--auto-create={}", config.pod.auto_create));
     if config.pod.accept_loss {
         flags.push("--accept-loss".to_owned());
+    }
+    if config.pod.log == LogKind::Object {
+        flags.extend(["--log".to_owned(), "object".to_owned()]);
     }
     flags
 }

@@ -15,7 +15,7 @@ use clap::Args;
 use sluice_autoscaler::driver::process::DRAINED_MARK;
 use sluice_gateway::{AuthMode, Gateway, GatewayConfig, certificate_files, make_self_signed, make_token_key};
 use sluice_pod::app::{Listen, Pod};
-use sluice_pod::config::{AfterDrain, PodConfig};
+use sluice_pod::config::{AfterDrain, LogKind, PodConfig};
 use sluice_shared::config::{ByteSize, Loaded, Places};
 use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::{Hangups, Hurry, OnPanic, TaskScope, Terminations};
@@ -53,6 +53,9 @@ pub(crate) struct UpArgs {
     /// Whether a table that does not exist is made from the first records [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     auto_create: Option<bool>,
+    /// How the write-ahead logs are kept: on a disk, or as objects beside the tables [default: disk].
+    #[arg(long, value_name = "disk|object")]
+    log: Option<LogKind>,
     /// Start although records in the middle of a log are damaged, giving those up.
     #[arg(long)]
     accept_loss: bool,
@@ -100,6 +103,9 @@ pub(crate) struct PodArgs {
     /// Whether a table that does not exist is made from the first records [default: false].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     auto_create: Option<bool>,
+    /// How the write-ahead log is kept: on a disk, or as objects beside the tables [default: disk].
+    #[arg(long, value_name = "disk|object")]
+    log: Option<LogKind>,
     /// Start although records in the middle of the log are damaged, giving those up.
     #[arg(long)]
     accept_loss: bool,
@@ -136,6 +142,7 @@ async fn prepare(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ControlFlo
     let auto_create_by_file = loaded.sets("pod", "auto_create").then_some(config.pod.auto_create);
     listen_by_flags(&mut config.gateway, &mut places, args.listen, args.tls_listen);
     config.pod.auto_create = args.auto_create.or(auto_create_by_file).unwrap_or(true);
+    config.pod.log = args.log.unwrap_or(config.pod.log);
     config.pod.accept_loss |= args.accept_loss;
     let made = Made::fill_in(&mut config.gateway, &args.data.join("gateway"));
     // Nothing is made, and no log is opened, for a process that cannot listen.
@@ -244,6 +251,7 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
         places.set("pod", "listen", "--listen".to_owned());
     }
     config.auto_create = args.auto_create.unwrap_or(config.auto_create);
+    config.log = args.log.unwrap_or(config.log);
     config.accept_loss |= args.accept_loss;
     if let Some(data) = &args.data {
         config = below(data, config);

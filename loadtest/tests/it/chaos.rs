@@ -32,10 +32,20 @@ async fn no_promise_is_broken_whatever_happens_to_the_pool() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pods_end_is_no_producers_business() {
-    let seed = rand::random();
-    println!("seed {seed}: repeat it with `loadtest chaos --ends --seconds 20 --seed {seed}`");
+    ends(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nor_is_it_with_a_log_in_the_tables_store() {
+    ends(true).await;
+}
+
+async fn ends(object_log: bool) {
+    let (seed, log) = (rand::random(), if object_log { "object" } else { "disk" });
+    println!("seed {seed}: repeat it with `loadtest chaos --ends --log {log} --seconds 20 --seed {seed}`");
     let lasts = Duration::from_secs(20);
     let scenario = Scenario { kinds: Kinds::Ends, pods: 1, gateways: 1, ..Scenario::seeded(seed, lasts) };
+    let scenario = Scenario { object_log, ..scenario };
     let outcome = run(&scenario).await;
     assert_eq!(outcome.figures.lost, 0, "{outcome}");
     assert!(outcome.figures.pod_kills >= 5 && outcome.figures.drains >= 1, "{outcome}");

@@ -34,6 +34,8 @@ const INFER_WAIT: Duration = Duration::from_millis(200);
 const INFER_BYTES: usize = 1 << 20;
 /// How long another pod may take to fence a stream.
 const FENCE_TIMEOUT: Duration = Duration::from_secs(35);
+/// While it does not answer, its log's note is looked for so often.
+const NOTE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Fences a stream in another pod's log, and answers how far that has it.
 async fn fence(
@@ -46,7 +48,7 @@ async fn fence(
     let cannot_ask = |why: String| {
         let message = format!(
             "stream {stream}: the log of pod {} may hold records of it, and the pod cannot be asked ({why}); start it \
-             again",
+             again, or wait until its log is taken over where that is in the tables' store",
             log.pod
         );
         Error::unavailable("log_unreachable", message)
@@ -416,17 +418,33 @@ impl PodService {
                 in_log = in_log.max(self.streams.fence(table.id(), &id, session).await?);
                 continue;
             }
-            match fence(&self.pool, table, &id, session, log).await {
-                Ok(reach) => in_others = in_others.max(reach),
-                // Its pod may have drained and gone for good. The session is recorded already: see `drained`.
-                Err(error) => {
-                    if !self.tables.drained_logs().holds_nothing(log.log).await? {
-                        return Err(error);
+            tokio::select! {
+                biased; // what the pod itself answers is the newest
+                answer = fence(&self.pool, table, &id, session, log) => match answer {
+                    Ok(reach) => in_others = in_others.max(reach),
+                    // Its pod may have drained and gone for good. The session is recorded already: see `drained`.
+                    Err(error) => {
+                        if !self.tables.drained_logs().holds_nothing(log.log).await? {
+                            return Err(error);
+                        }
                     }
-                }
+                },
+                // Its pod hangs, and another one takes its log over meanwhile.
+                () = self.done_with(log) => {}
             }
         }
         Ok((in_log, in_others))
+    }
+
+    /// Resolves when a log is noted to hold nothing, later than a pod that is well takes to answer.
+    async fn done_with(&self, log: &LogEntry) {
+        loop {
+            tokio::time::sleep(NOTE_INTERVAL).await;
+            // An error is told by whoever asks the pod.
+            if self.tables.drained_logs().holds_nothing(log.log).await.unwrap_or(false) {
+                return;
+            }
+        }
     }
 
     /// Ends a named stream for good. What it has in logs still goes into the table.

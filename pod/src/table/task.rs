@@ -381,7 +381,9 @@ impl TableTask {
             let Known { shape, map, .. } = known;
             // Learning changes it in place where nobody else has it.
             drop(map);
-            self.load_eligible(at_hand, &round).await?;
+            if self.load_eligible(at_hand, &round).await? {
+                continue; // some of it is not at hand any more
+            }
             let rejects = round.rejects(&shape, at_hand, &progress.aside);
             let (rejects, parts) = rejects.map_err(RejectError::from)?;
             self.set_aside(rejects, &round).await?;
@@ -419,31 +421,40 @@ impl TableTask {
         Err(HomeError::Again(what).into())
     }
 
-    async fn load_eligible(&self, at_hand: &mut [Entry], round: &Round) -> Result<(), FlushError> {
+    async fn load_eligible(&self, at_hand: &mut [Entry], round: &Round) -> Result<bool, FlushError> {
         let mut wanted = vec![false; at_hand.len()];
         round.runs.iter().filter(|run| run.needs_rows()).for_each(|run| wanted[run.entry] = true);
         let mut wanted = wanted.into_iter();
         self.load(at_hand, |_| wanted.next().unwrap_or(false)).await
     }
 
-    /// Reads rows back from the log. They may exceed the budget by one flush.
+    /// Reads rows back from the log. They may exceed the budget by one flush. Answers whether some entries turned out to be
+    /// done with: they have no open runs then.
     async fn load(
         &self,
         at_hand: &mut [Entry],
         mut wanted: impl FnMut(&Entry) -> bool,
-    ) -> Result<(), FlushError> {
+    ) -> Result<bool, FlushError> {
+        let mut some_done = false;
         for entry in at_hand {
             if !wanted(entry) || entry.rows.is_some() {
                 continue;
             }
-            // One entry at a time, on this thread: the log's page is most likely still in memory.
-            let bytes = tokio::task::block_in_place(|| self.table.wal.read(&entry.durable))?;
+            let bytes = match self.table.wal.read_back(&entry.durable).await {
+                // Of a log that was taken over: another pod has committed all of it.
+                Err(WalError::Done { .. }) => {
+                    entry.open = Some(Vec::new());
+                    some_done = true;
+                    continue;
+                }
+                read => read?,
+            };
             let batch = Arc::new(Batch::decode(bytes)?);
             let permit = self.table.budget.take(batch.memory_bytes() as u64);
             entry.rows = Some((batch, permit));
             self.table.counts.read_back.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(())
+        Ok(some_done)
     }
 
     async fn set_aside(&self, rejects: Rejects, round: &Round) -> Result<(), FlushError> {

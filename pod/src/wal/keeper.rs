@@ -75,7 +75,10 @@ fn retire(shared: &Shared, segment: u64) -> Result<(), WalError> {
     let spare = state.take_spare_number();
     let bytes = state.live.get(&segment).map_or(0, |live| live.bytes);
     let keep = bytes == shared.segment_bytes && state.spares.len() < SPARES_MAX;
+    let oldest = state.oldest_after(segment);
     drop(state);
+    // Before: a segment that has to be there and is not is damage.
+    shared.disk.write_oldest(oldest)?;
     shared.disk.retire(segment, spare)?;
     if !keep {
         shared.disk.remove_spare(spare)?;
@@ -109,6 +112,7 @@ fn make(shared: &Shared) -> Result<(), WalError> {
         return Ok(());
     };
     let file = shared.disk.adopt_spare(spare, &shared.header(segment, None))?;
+    shared.disk.write_first(segment)?;
     shared.segment_made(file);
     Ok(())
 }
@@ -136,6 +140,12 @@ fn create(shared: &Shared) -> Result<Option<u64>, WalError> {
 }
 
 impl State {
+    /// The oldest segment that is there once this one is gone.
+    fn oldest_after(&self, segment: u64) -> Option<u64> {
+        let live = self.live.range(segment + 1..).map(|(number, _)| *number).next();
+        live.or_else(|| self.next.as_ref().map(|next| next.number))
+    }
+
     fn take_spare_number(&mut self) -> u64 {
         self.spare_number += 1;
         self.spare_number - 1

@@ -59,7 +59,7 @@ struct Break {
 
 /// Reads the directory, decides where the log ends, and begins the new life durably.
 pub(super) fn recover(disk: &Disk, config: &WalConfig) -> Result<Recovered, WalError> {
-    let listing = disk.list()?;
+    let mut listing = disk.list()?;
     let identity = match disk.read_identity()? {
         Some(identity) => identity,
         None if listing.segments.is_empty() => Identity::fresh(config.owner.clone()),
@@ -72,7 +72,11 @@ pub(super) fn recover(disk: &Disk, config: &WalConfig) -> Result<Recovered, WalE
         let (found, expected) = (format!("pod {}", identity.owner), format!("pod {}", config.owner));
         return Err(WalError::Foreign { file: disk.identity_path(), found, expected });
     }
-    let mut scan = Scan::new(disk, &identity, &listing);
+    let oldest = disk.read_oldest()?;
+    // Those before were released, and about to be taken away.
+    let kept = listing.segments.split_off(&oldest.unwrap_or(0));
+    let released = std::mem::replace(&mut listing.segments, kept);
+    let mut scan = Scan { oldest, ..Scan::new(disk, &identity, &listing) };
     let broken = scan.run()?;
     if let Some(broken) = broken {
         scan.judge(&broken, config.accept_loss)?;
@@ -84,6 +88,9 @@ pub(super) fn recover(disk: &Disk, config: &WalConfig) -> Result<Recovered, WalE
         disk.flush(found.number)?;
     }
     let identity = next_life(&identity, &found, chain, &listing);
+    listing.segments.extend(released);
+    // Before segments without a group are taken away.
+    disk.write_oldest(found.first().map(|first| first.number))?;
     disk.write_identity(&identity)?;
     let (spares, spare_number) = tidy(disk, config, &listing, &found)?;
     Ok(Recovered { identity, found, spares, spare_number })
@@ -146,6 +153,8 @@ struct Scan<'a> {
     disk: &'a Disk,
     identity: &'a Identity,
     listing: &'a Listing,
+    /// The oldest segment that has to be there, as far as known.
+    oldest: Option<u64>,
     /// The segment in hand; one buffer for all.
     bytes: Vec<u8>,
     found: Vec<Found>,
@@ -167,11 +176,15 @@ enum Kind {
 
 impl<'a> Scan<'a> {
     fn new(disk: &'a Disk, identity: &'a Identity, listing: &'a Listing) -> Self {
-        Self { disk, identity, listing, bytes: Vec::new(), found: Vec::new(), chain: None, pending: None }
+        let (bytes, found) = (Vec::new(), Vec::new());
+        Self { disk, identity, listing, oldest: None, bytes, found, chain: None, pending: None }
     }
 
     /// Finds all groups of the log, up to the first break that matters.
     fn run(&mut self) -> Result<Option<Break>, WalError> {
+        if let Some(oldest) = self.oldest.filter(|oldest| !self.listing.segments.contains_key(oldest)) {
+            return Ok(Some(self.missing(oldest)));
+        }
         let mut previous = None;
         for number in self.listing.segments.keys().copied() {
             if previous.is_some_and(|previous| previous + 1 != number) {

@@ -7,6 +7,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `identity` | log id, owner, epoch, where each older life ends (see `identity.rs`) |
+//! | `oldest` | the oldest segment that has to be there; two slots of a sector: u64 turn, u64 number or all ones, u32 checksum |
 //! | `lock` | locked by the process that has the log open; its process id |
 //! | `<number, 20 digits>.wal` | a segment |
 //! | `spare-<n>.wal` | a segment's worth of written blocks that waits to become a segment |

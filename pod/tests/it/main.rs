@@ -4,5 +4,6 @@
 
 mod requests;
 mod streams;
+mod logs;
 mod tables;
 mod wal;

@@ -42,10 +42,14 @@ pub(crate) async fn start(data: &Path) -> (Pod, PodClient<Channel>) {
 
 pub(crate) async fn with_table(data: &Path) -> (Pod, PodClient<Channel>) {
     let (pod, mut client) = start(data).await;
+    create_table(&mut client).await;
+    (pod, client)
+}
+
+pub(crate) async fn create_table(client: &mut PodClient<Channel>) {
     let spec = br#"{"schema":{"fields":[{"name":"n","type":"int64","nullable":false}]}}"#;
     let request = proto::CreateTableRequest { table: "t".to_owned(), spec: Bytes::from_static(spec) };
     client.create_table(request).await.expect("created");
-    (pod, client)
 }
 
 pub(crate) fn ephemeral(resume_at: u64) -> proto::Open {
@@ -90,7 +94,7 @@ impl Call {
     }
 
     /// Sends records `{"n": offset}`; those at `bad` offsets do not fit the table.
-    async fn send(&self, offsets: std::ops::Range<u64>, bad: &[u64]) {
+    pub(crate) async fn send(&self, offsets: std::ops::Range<u64>, bad: &[u64]) {
         self.send_requests(offsets, bad, None).await;
     }
 

@@ -31,3 +31,4 @@ mod tls;
 mod process;
 mod signals;
 mod pool;
+mod adopt;

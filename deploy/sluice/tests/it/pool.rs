@@ -28,21 +28,21 @@ const ENDED: Duration = Duration::from_secs(20);
 const AT_ONCE: u64 = 20;
 
 /// Two pods and a gateway. All are killed when this is dropped.
-struct Pool {
-    pods: [Option<Process>; 2],
+pub(crate) struct Pool {
+    pub(crate) pods: [Option<Process>; 2],
     gateway: Option<Process>,
     /// Where producers connect: `ws://…`.
-    url: String,
+    pub(crate) url: String,
     /// `http://…`.
     admin: String,
     /// The first pod's address, by which the others find the pool: a host name and a port.
     seed: String,
-    dir: TempDir,
+    pub(crate) dir: TempDir,
 }
 
 impl Pool {
     /// `env` is for both pods, `second` for the second one alone.
-    async fn start(env: &[(&str, &str)], second: &[(&str, &str)]) -> Self {
+    pub(crate) async fn start(env: &[(&str, &str)], second: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         // Nobody else takes it in between, unless all ports are taken in turn.
         let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
@@ -56,7 +56,7 @@ impl Pool {
         pool
     }
 
-    fn start_pod(&mut self, nth: usize, env: &[(&str, &str)]) {
+    pub(crate) fn start_pod(&mut self, nth: usize, env: &[(&str, &str)]) {
         let (name, gossip) = (format!("pod-{}", nth + 1), self.seed.replace("localhost", "127.0.0.1"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
         command.args(["pod", "--id", &name, "--listen", "127.0.0.1:0", "--auto-create", "--data"]);
@@ -108,7 +108,7 @@ impl Pool {
         shown["pods"].as_array().expect("a list").clone()
     }
 
-    async fn until_phases(&self, phases: [&str; 2]) {
+    pub(crate) async fn until_phases(&self, phases: [&str; 2]) {
         let seen = async || {
             let shown = self.shown();
             let seen: Vec<&str> = shown.iter().filter_map(|pod| pod["phase"].as_str()).collect();
@@ -118,17 +118,17 @@ impl Pool {
     }
 
     /// Which pod has all of so many streams; the other one has none.
-    async fn holder(&self, streams: u64) -> usize {
+    pub(crate) async fn holder(&self, streams: u64) -> usize {
         let holder = async || self.shown().iter().position(|pod| pod["streams"] == streams);
         until("the streams", holder).await
     }
 
-    fn take(&mut self, nth: usize) -> Process {
+    pub(crate) fn take(&mut self, nth: usize) -> Process {
         self.pods[nth].take().expect("runs")
     }
 
     /// `t` holds what these producers sent, each record once, in order.
-    async fn check(&self, producers: &[Producer]) {
+    pub(crate) async fn check(&self, producers: &[Producer]) {
         let owed: u64 = producers.iter().map(|producer| producer.sent).sum();
         let committed = async || {
             let output = command(&["tables", "t", "--url", &self.url]).output().expect("runs");
@@ -150,7 +150,7 @@ impl Pool {
         assert!(found == wanted, "{} rows, {owed} sent", found.len());
     }
 
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.gateway.take().expect("runs").terminate().expect("drains");
         for pod in self.pods.into_iter().flatten() {
             pod.terminate().expect("drains");
@@ -171,14 +171,14 @@ fn run(admin: &str, args: &[&str]) -> (i32, String, String) {
 }
 
 /// One connection, whatever happens to pods.
-struct Producer {
+pub(crate) struct Producer {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
-    stream: String,
-    sent: u64,
+    pub(crate) stream: String,
+    pub(crate) sent: u64,
 }
 
 impl Producer {
-    async fn connect(pool: &Pool) -> Self {
+    pub(crate) async fn connect(pool: &Pool) -> Self {
         let url = format!("{}/v1/tables/t/stream", pool.url);
         let connecting = Box::pin(tokio_tungstenite::connect_async(url));
         let (socket, _) = soon("a connection", connecting).await.expect("connects");
@@ -186,6 +186,11 @@ impl Producer {
         let opened = producer.heard().await;
         opened["stream"].as_str().expect("a stream").clone_into(&mut producer.stream);
         producer
+    }
+
+    /// One that is connected, and has sent so much.
+    pub(crate) fn of(socket: WebSocketStream<MaybeTlsStream<TcpStream>>, stream: String, sent: u64) -> Self {
+        Self { socket, stream, sent }
     }
 
     async fn heard(&mut self) -> Value {
@@ -200,7 +205,7 @@ impl Producer {
     }
 
     /// Sends some records, and waits until they are durable.
-    async fn send(&mut self) {
+    pub(crate) async fn send(&mut self) {
         for id in self.sent..self.sent + AT_ONCE {
             self.socket.send(Message::text(format!("{{\"id\":{id}}}"))).await.expect("sends");
         }
@@ -215,7 +220,10 @@ impl Producer {
     }
 
     /// Sends while `work` goes on, which blocks its thread.
-    async fn send_during<T: Send + 'static>(&mut self, work: impl FnOnce() -> T + Send + 'static) -> T {
+    pub(crate) async fn send_during<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
         let is_done = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&is_done);
         let working = tokio::task::spawn_blocking(move || {

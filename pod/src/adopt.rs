@@ -1,0 +1,204 @@
+//! Adoption: logs in the tables' store whose pods are gone are taken over, committed, and deleted.
+//!
+//! A pod that starts takes over those of its own former lives at once. Those of others wait until their pod has been gone
+//! for the configured time; then the first active pod in the ring order of the log's id takes it over. Nothing depends on
+//! who that is: two pods that take one log over at one time do the same work twice, and one that dies midway leaves it to
+//! the next, which begins anew. What is in the tables already is dropped by the prefix rule.
+//!
+//! *Owns*: which logs this pod takes over and when, their way into the tables, the note that nothing is left.
+//! *Does not own*: the seal and the objects (`wal/object/sealed.rs`), the tables, who is in the pool (`membership`).
+//! Keeps P2 and P3: a log is deleted only when all of it is committed, and its note is written before.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sluice_shared::error::Error;
+use sluice_shared::ids::{LogId, PodId, TableName};
+use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::membership::Membership;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::pool::Pool;
+use crate::table::Tables;
+use crate::table::batch::Batch;
+use crate::wal::{LogHeader, LogStore, SealedLog, WalError};
+
+/// Logs are looked for so often. Each look is one listing.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// After a failure a log is tried again so much later.
+const TRY_AGAIN: Duration = Duration::from_secs(10);
+/// Logs that are read at one time. Others wait for their runs' predecessors meanwhile: any number of them.
+const READ_AT_ONCE: usize = 2;
+
+/// What an adopter needs.
+#[derive(Clone)]
+pub struct Adopter {
+    /// Where the logs are.
+    pub logs: LogStore,
+    /// This pod.
+    pub pod: PodId,
+    /// Its own log, if it is one of them.
+    pub own: LogId,
+    /// Who is there.
+    pub membership: Membership,
+    /// The pool as this pod sees it.
+    pub pool: Pool,
+    /// Where entries go.
+    pub tables: Tables,
+    /// Its tasks.
+    pub scope: TaskScope,
+    /// How long a pod has to be gone.
+    pub after: Duration,
+}
+
+/// What is known of logs between two looks.
+#[derive(Default)]
+struct Known {
+    /// Of nobody's concern any more.
+    done: HashSet<LogId>,
+    /// Being taken over by this pod.
+    ongoing: HashSet<LogId>,
+    /// Since when a log's pod has been gone, as far as was seen here.
+    ownerless: HashMap<LogId, Instant>,
+    /// Not to be tried before.
+    not_before: HashMap<LogId, Instant>,
+}
+
+type Shared = Arc<Mutex<Known>>;
+
+fn lock(known: &Shared) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Adopter {
+    /// Looks for logs, and takes over what is this pod's to take, until the pod drains.
+    pub async fn run(self) {
+        let (known, reads) = (Shared::default(), Arc::new(Semaphore::new(READ_AT_ONCE)));
+        loop {
+            if let Err(error) = self.look(&known, &reads).await {
+                tracing::warn!(pod = %self.pod, %error, "cannot look for the logs of pods that are gone");
+            }
+            tokio::select! {
+                biased; // the end first
+                () = self.scope.draining() => return,
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            }
+        }
+    }
+
+    async fn look(&self, known: &Shared, reads: &Arc<Semaphore>) -> Result<(), WalError> {
+        for log in self.logs.list().await? {
+            let is_known = {
+                let known = lock(known);
+                known.done.contains(&log) || known.ongoing.contains(&log)
+            };
+            if log == self.own || is_known {
+                continue;
+            }
+            let header = match self.logs.header(log).await {
+                Ok(Some(header)) => header,
+                Ok(None) => {
+                    lock(known).done.insert(log);
+                    continue;
+                }
+                Err(error) => {
+                    self.put_off(known, log, &error);
+                    continue;
+                }
+            };
+            if self.is_due(known, &header, Instant::now()) {
+                lock(known).ongoing.insert(log);
+                let (adopter, known, reads) = (self.clone(), Arc::clone(known), Arc::clone(reads));
+                self.scope.spawn("adopt", async move { adopter.adopt(header, &known, &reads).await });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the log is this pod's to take over, now.
+    fn is_due(&self, known: &Shared, header: &LogHeader, now: Instant) -> bool {
+        let LogHeader { log, owner, .. } = header;
+        let mut known = lock(known);
+        if known.not_before.get(log).is_some_and(|at| *at > now) {
+            return false;
+        }
+        if *owner == self.pod {
+            return true; // a former life: it is over, or about to find out
+        }
+        let members = self.membership.now();
+        let lost = match members.pods.get(owner) {
+            // It is there, and takes the logs of its former lives over itself.
+            Some(pod) if pod.lost.is_none() => {
+                known.ownerless.remove(log);
+                return false;
+            }
+            Some(pod) => pod.lost,
+            None => None,
+        };
+        let since = *known.ownerless.entry(*log).or_insert(now);
+        let since = lost.map_or(since, |lost| lost.min(since));
+        let is_long_gone = now.saturating_duration_since(since) >= self.after;
+        is_long_gone && self.pool.view().order(&place(*log)).next().is_some_and(|pod| pod.id == self.pod)
+    }
+
+    fn put_off(&self, known: &Shared, log: LogId, error: &WalError) {
+        let cause = error as &dyn std::error::Error;
+        tracing::error!(pod = %self.pod, log = %log.0, error = cause, "cannot take a log over: trying again");
+        lock(known).not_before.insert(log, Instant::now() + TRY_AGAIN);
+    }
+
+    async fn adopt(&self, header: LogHeader, known: &Shared, reads: &Semaphore) {
+        let LogHeader { log, owner, .. } = header;
+        let adopted = tokio::select! {
+            biased; // the end first: another pod begins anew
+            () = self.scope.cancelled() => return,
+            adopted = self.take_over(log, &owner, reads) => adopted,
+        };
+        match adopted {
+            Ok(()) | Err(WalError::Done { .. }) => drop(lock(known).done.insert(log)),
+            Err(error) => self.put_off(known, log, &error),
+        }
+        lock(known).ongoing.remove(&log);
+    }
+
+    async fn take_over(&self, log: LogId, owner: &PodId, reads: &Semaphore) -> Result<(), WalError> {
+        let reading = reads.acquire().await;
+        let Some(mut sealed) = SealedLog::seal(&self.logs, log, &self.pod).await? else { return Ok(()) };
+        tracing::info!(pod = %self.pod, log = %log.0, %owner, "taking over the log of a pod that is gone");
+        let (mut batches, mut records) = (0u64, 0u64);
+        while let Some(entries) = sealed.next_group().await? {
+            for (durable, bytes) in entries {
+                let position = durable.position();
+                let batch = Batch::decode(bytes).map_err(|error| {
+                    let reason = format!("the entry at {position} is whole but no batch: {error}");
+                    WalError::CorruptObject { object: format!("of log {}", log.0), reason }
+                })?;
+                batches += 1;
+                records += batch.runs.iter().map(|run| run.offsets.count()).sum::<u64>();
+                self.tables.adopt(durable, batch).await;
+            }
+        }
+        drop(reading);
+        sealed.released().await;
+        self.note(log).await;
+        sealed.delete().await?;
+        tracing::info!(pod = %self.pod, log = %log.0, %owner, batches, records, "took over a log: all of it is committed");
+        Ok(())
+    }
+
+    /// Whoever looks for records in the log finds that there are none. Nothing is deleted before that is written.
+    async fn note(&self, log: LogId) {
+        while let Err(error) = self.tables.drained_logs().note(log).await {
+            let error: &Error = &error;
+            tracing::warn!(pod = %self.pod, log = %log.0, %error, "a log that was taken over waits for its note");
+            tokio::time::sleep(TRY_AGAIN / 10).await;
+        }
+    }
+}
+
+/// Logs stand in the ring as tables do: any name that is the log's alone.
+fn place(log: LogId) -> TableName {
+    format!("_sluice.logs.{}", log.0.simple()).parse().expect("letters and digits")
+}
