@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sluice_shared::error::Error;
 use sluice_shared::ids::{PodId, TableName};
-use sluice_shared::lifecycle::{Hurry, OnPanic, Phase, TaskScope};
+use sluice_shared::lifecycle::{Hurry, OnPanic, Phase, TaskScope, blocking};
 use sluice_shared::link::{self, PipeDialer, PipeListener, PodAddress};
 use sluice_shared::membership::Membership;
 use sluice_shared::pool::PoolView;
@@ -26,6 +26,7 @@ use crate::admission::Admission;
 use crate::config::{Join, PodConfig};
 use crate::duty::{Duty, Parts};
 use crate::lane::{Lanes, Limits};
+use crate::machine::Machine;
 use crate::pool::Pool;
 use crate::service::PodService;
 use crate::stream::Reach;
@@ -33,7 +34,7 @@ use crate::stream::record::LogEntry;
 use crate::stream::{DETACHED_KEPT, Streams};
 use crate::table::batch::Batch;
 use crate::table::{Clock, Tables, TablesConfig};
-use crate::wal::{Replay, Wal, WalConfig, WalError};
+use crate::wal::{Replay, Wal, WalConfig};
 
 /// Groups of the log are cut at this size.
 const GROUP_BYTES_MAX: u64 = 4 << 20;
@@ -43,8 +44,6 @@ const DECODED_FACTOR: usize = 8;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// Streams of a pod that drains go to the first pods of their table's order, or to some behind these.
 const NEIGHBOURS: usize = 2;
-/// Exit status of a process whose log has failed.
-const EXIT_LOG_FAILED: i32 = 74;
 
 /// How a pod is reached.
 pub enum Listen {
@@ -69,13 +68,27 @@ impl Pod {
     /// `Invalid` for a configuration or a log that cannot be used as it is; `Unavailable` where storage or the
     /// address cannot be had.
     pub async fn start(config: PodConfig, listen: Listen, membership: Membership) -> Result<Self, Error> {
+        Self::start_on(Machine::this(), config, listen, membership).await
+    }
+
+    /// As `start`, on another machine than this.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub async fn start_on(
+        machine: Machine,
+        config: PodConfig,
+        listen: Listen,
+        membership: Membership,
+    ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
         let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
         let (opened, tables_opened) = watch::channel(None);
         scope.spawn("pool", follow(membership.clone(), pool.clone(), tables_opened, scope.clone()));
-        let (wal, replay) = open_log(&config).await?;
-        let tables = Tables::new(tables_config(&config, pool.clone()), wal.clone(), scope.clone())?;
+        let (wal, replay) = open_log(&machine, &config, &scope).await?;
+        let kept = tables_config(&config, pool.clone());
+        let tables = Tables::on(machine.stores.clone(), kept, wal.clone(), scope.clone())?;
         tables.drained_logs().withdraw(wal.log_id()).await?;
         let streams = Streams::default();
         replay_log(replay, &streams, &tables, &config.id).await?;
@@ -85,7 +98,7 @@ impl Pod {
         // A single row has to fit a segment of the log, with what Arrow adds to it.
         let segment_bytes = usize::try_from(wal.payload_bytes_max()).unwrap_or(usize::MAX);
         let limits = Limits { record_bytes_max, row_bytes_max: decoded_bytes_max.min(segment_bytes / 2) };
-        let lanes = Lanes::start(config.lane_count(), &wal, limits).map_err(|error| {
+        let lanes = Lanes::start(config.lane_count(), &wal, limits, &scope).map_err(|error| {
             Error::unavailable("no_threads", format!("pod {}: cannot start its lanes: {error}", config.id))
         })?;
         let lanes = Arc::new(lanes);
@@ -105,6 +118,7 @@ impl Pod {
             memory_bytes_max: config.memory_bytes.0,
             bytes_per_s_max: rate,
             pace: config.pace(),
+            processor_time: machine.processor_time,
         });
         let service = PodService {
             scope: scope.clone(),
@@ -247,7 +261,7 @@ fn tables_config(config: &PodConfig, pool: Pool) -> TablesConfig {
     }
 }
 
-async fn open_log(config: &PodConfig) -> Result<(Wal, Replay), Error> {
+async fn open_log(machine: &Machine, config: &PodConfig, scope: &TaskScope) -> Result<(Wal, Replay), Error> {
     let wal_config = WalConfig {
         dir: config.wal_dir.clone(),
         owner: config.id.clone(),
@@ -257,12 +271,8 @@ async fn open_log(config: &PodConfig) -> Result<(Wal, Replay), Error> {
         direct_io: true,
         accept_loss: config.accept_loss,
     };
-    let pod = config.id.clone();
-    let on_failure = move |error: &WalError| {
-        tracing::error!(%pod, %error, "the log has failed: nothing can be acked any more, the process ends");
-        std::process::exit(EXIT_LOG_FAILED);
-    };
-    let opened = tokio::task::spawn_blocking(|| Wal::open(wal_config, Box::new(on_failure))).await;
+    let (machine, scope) = (machine.clone(), scope.clone());
+    let opened = blocking(move || machine.open_log(wal_config, &scope)).await;
     let opened = opened.map_err(|error| Error::internal(format!("opening the log: {error}")))?;
     opened.map_err(|error| Error::invalid("wal", format!("pod {}: {}", config.id, chain(&error))))
 }
@@ -273,7 +283,7 @@ async fn replay_log(replay: Replay, streams: &Streams, tables: &Tables, pod: &Po
     loop {
         // Reading blocks; what it yields is given to the tables one by one, so that memory stays bounded.
         let mut reading = replay.take().expect("put back below");
-        let read = tokio::task::spawn_blocking(move || (reading.next(), reading)).await;
+        let read = blocking(move || (reading.next(), reading)).await;
         let (entry, reading) = read.map_err(|error| Error::internal(format!("reading the log: {error}")))?;
         replay = Some(reading);
         let Some(entry) = entry else { break };

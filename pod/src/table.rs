@@ -37,6 +37,7 @@ pub mod batch;
 pub mod watermark;
 pub mod ended;
 mod directory;
+mod executor;
 pub mod delta;
 pub mod parquet;
 pub mod home;
@@ -101,6 +102,23 @@ pub struct TablesConfig {
     pub clock: Clock,
 }
 
+/// Where tables are stored.
+#[derive(Debug, Clone)]
+pub struct Stores {
+    /// What the pod reads and writes itself.
+    pub tables: Arc<dyn ObjectStore>,
+    /// The same for delta_kernel, which cannot wait where all tasks share one thread.
+    pub kernels: Arc<dyn ObjectStore>,
+}
+
+impl Stores {
+    /// This machine's disk, each write flushed.
+    pub fn disk() -> Self {
+        let tables: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new().with_fsync(true));
+        Self { kernels: Arc::clone(&tables), tables }
+    }
+}
+
 /// All tables of a pod. Clones share them.
 #[derive(Clone)]
 pub struct Tables {
@@ -145,17 +163,25 @@ fn home_error(error: HomeError) -> Error {
 }
 
 impl Tables {
-    /// Tables below `config.root`, fed from `wal`. Must be called in a multi-threaded runtime.
+    /// Tables on this machine's disk below `config.root`, fed from `wal`. Must be called in a runtime.
     ///
     /// # Errors
     /// Where the root cannot be made or opened.
     pub fn new(config: TablesConfig, wal: Wal, scope: TaskScope) -> Result<Self, Error> {
+        Self::on(Stores::disk(), config, wal, scope)
+    }
+
+    /// Tables in this store. The root is made on the disk all the same.
+    ///
+    /// # Errors
+    /// Where the root cannot be made or opened.
+    pub fn on(stores: Stores, config: TablesConfig, wal: Wal, scope: TaskScope) -> Result<Self, Error> {
         let attempted = format!("make the tables' directory {}", config.root.display());
         delta::make_directory(&config.root).map_err(|error| storage(&attempted, &error))?;
         let root = config.root.canonicalize().map_err(|error| storage(&attempted, &error))?;
         let root = Path::from_absolute_path(root).map_err(|error| storage(&attempted, &error))?;
-        let store: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new().with_fsync(true));
-        let delta = Delta::new(Arc::clone(&store));
+        let Stores { tables: store, kernels } = stores;
+        let delta = Delta::with_kernel_on(kernels, Arc::clone(&store));
         let budget = Arc::new(Budget::new(config.memory_bytes));
         let (open, stranded) = (Mutex::default(), Mutex::default());
         let shared = Shared { config, wal, scope, store, root, delta, budget, open, stranded };

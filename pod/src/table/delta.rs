@@ -27,7 +27,6 @@ use delta_kernel::transaction::create_table::create_table;
 use delta_kernel::transaction::data_layout::DataLayout;
 use delta_kernel::transaction::{BoundWriteContext, CommitResult, UpdateTableOperation, WriteState};
 use delta_kernel::{FileMeta, KernelError};
-use delta_kernel_default_engine::executor::tokio::TokioMultiThreadExecutor;
 use delta_kernel_default_engine::parquet::DataFileMetadata;
 use delta_kernel_default_engine::stats::FileStatsAccumulator;
 use delta_kernel_default_engine::{DefaultEngine, DefaultEngineBuilder, build_add_file_metadata};
@@ -39,6 +38,7 @@ use sluice_shared::ids::{TableId, TableVersion};
 use sluice_shared::table::TableSpec;
 
 use super::directory;
+use super::executor::Executor;
 
 /// The application transaction that names a version's watermark map.
 pub const TRANSACTION: &str = "sluice.watermarks";
@@ -52,7 +52,7 @@ const TRANSACTION_RETENTION: &str = "delta.setTransactionRetentionDuration";
 /// Where a table is made in memory before it is made in earnest.
 const REHEARSAL_URL: &str = "memory:///table/";
 
-type Engine = DefaultEngine<TokioMultiThreadExecutor>;
+type Engine = DefaultEngine<Executor>;
 
 /// Why Delta Lake could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -267,9 +267,14 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// Must be called in a multi-threaded runtime.
+    /// Must be called in a runtime.
     pub fn new(store: Arc<dyn ObjectStore>) -> Self {
-        Self { engine: Arc::new(engine_on(Arc::clone(&store))), store }
+        Self::with_kernel_on(Arc::clone(&store), store)
+    }
+
+    /// Where the kernel is to reach the same store by another way: on one thread it cannot wait for anything.
+    pub fn with_kernel_on(kernels: Arc<dyn ObjectStore>, store: Arc<dyn ObjectStore>) -> Self {
+        Self { engine: Arc::new(engine_on(kernels)), store }
     }
 
     /// Puts version 0, where nobody else has. Whether this call did it is not told: load and compare.
@@ -455,8 +460,7 @@ impl Delta {
 }
 
 fn engine_on(store: Arc<dyn ObjectStore>) -> Engine {
-    let executor = Arc::new(TokioMultiThreadExecutor::new(tokio::runtime::Handle::current()));
-    DefaultEngineBuilder::new(store).with_task_executor(executor).build()
+    DefaultEngineBuilder::new(store).with_task_executor(Arc::new(Executor::here())).build()
 }
 
 /// Puts a table's version 0, where nobody else has.
@@ -519,7 +523,7 @@ fn url(directory: &Path) -> String {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DeltaError> + Send + 'static,
 ) -> Result<T, DeltaError> {
-    tokio::task::spawn_blocking(work).await?
+    sluice_shared::lifecycle::blocking(work).await?
 }
 
 /// A listing of a local directory can show version n + 1 without n: it is whole the next time.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use sluice_shared::ids::StreamId;
-use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::lifecycle::{TaskScope, block_in_place, blocking};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -425,7 +425,7 @@ impl TableTask {
                 continue;
             }
             // One entry at a time, on this thread: the log's page is most likely still in memory.
-            let bytes = tokio::task::block_in_place(|| self.table.wal.read(&entry.durable))?;
+            let bytes = block_in_place(|| self.table.wal.read(&entry.durable))?;
             let batch = Arc::new(Batch::decode(bytes)?);
             let permit = self.table.budget.take(batch.memory_bytes() as u64);
             entry.rows = Some((batch, permit));
@@ -470,7 +470,7 @@ impl TableTask {
         for group in groups(at_hand, pieces, self.table.config.target_file_bytes) {
             let sources = sources(at_hand, &group);
             let shape = Arc::clone(shape);
-            encoding.push((group, tokio::task::spawn_blocking(move || encode(&shape, &sources))));
+            encoding.push((group, blocking(move || encode(&shape, &sources))));
         }
         for (group, encoded) in encoding {
             let files = self.put(encoded.await??).await?;
