@@ -335,7 +335,7 @@ impl Delta {
     /// # Errors
     /// As `load`.
     pub async fn refresh(&self, version: &Version) -> Result<Version, DeltaError> {
-        if self.tag(&version.directory, version.number()).await.as_ref() != Some(&version.tag) {
+        if self.tag(&version.directory, version.number()).await?.as_ref() != Some(&version.tag) {
             return self.load(&version.directory).await;
         }
         let (engine, old) = (Arc::clone(&self.engine), Arc::clone(&version.snapshot));
@@ -367,8 +367,10 @@ impl Delta {
         transactions: Vec<(String, i64)>,
     ) -> Put {
         // A put into the log of a table that is gone would make a table with a hole in its log.
-        if self.tag(&base.directory, base.number()).await.as_ref() != Some(&base.tag) {
-            return Put::Conflict;
+        match self.tag(&base.directory, base.number()).await {
+            Ok(Some(tag)) if tag == base.tag => {}
+            Ok(_) => return Put::Conflict,
+            Err(error) => return Put::Unknown(error),
         }
         let (engine, snapshot) = (Arc::clone(&self.engine), Arc::clone(&base.snapshot));
         let put = blocking(move || {
@@ -439,7 +441,7 @@ impl Delta {
         last: Option<&Version>,
     ) -> Result<Version, DeltaError> {
         let number = snapshot.version();
-        let tag = self.tag(directory, number).await;
+        let tag = self.tag(directory, number).await?;
         let tag = tag.ok_or_else(|| DeltaError::NotFound(directory.clone()))?;
         let (engine, directory) = (Arc::clone(&self.engine), directory.clone());
         let last = last.map(|version| Arc::clone(&version.shape));
@@ -452,10 +454,15 @@ impl Delta {
         .await
     }
 
-    async fn tag(&self, directory: &Path, version: TableVersion) -> Option<Tag> {
+    /// None where the version is not there. A store that fails says nothing of that: a table that is there must not be
+    /// taken for one that is gone.
+    async fn tag(&self, directory: &Path, version: TableVersion) -> Result<Option<Tag>, DeltaError> {
         let log = directory.clone().join("_delta_log").join(format!("{version:020}.json"));
-        let meta = self.store.head(&log).await.ok()?;
-        Some(Tag(meta.e_tag, meta.size, meta.last_modified.timestamp_micros()))
+        match self.store.head(&log).await {
+            Ok(meta) => Ok(Some(Tag(meta.e_tag, meta.size, meta.last_modified.timestamp_micros()))),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
