@@ -302,7 +302,12 @@ impl Tables {
                 && !looked(self.shared.delta.exists(&directory).await)?
             {
                 self.clear(&open, name);
-                return Err(invalid(&error));
+                return Err(match error {
+                    DeltaError::Store(_) | DeltaError::NotMade(_) => {
+                        storage(&format!("make table {name}"), &error)
+                    }
+                    _ => invalid(&error),
+                });
             }
             // Whoever still holds the one that was there before finds out at its next commit.
             *open = None;

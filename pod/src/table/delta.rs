@@ -69,6 +69,9 @@ pub enum DeltaError {
     /// Storage failed.
     #[error("storage: {0}")]
     Store(#[from] object_store::Error),
+    /// A table that can be has not been made: storage failed.
+    #[error("storage: {0}")]
+    NotMade(KernelError),
     /// The blocking task did not end well.
     #[error("delta task: {0}")]
     Task(#[from] tokio::task::JoinError),
@@ -296,8 +299,13 @@ impl Delta {
             put_first(&rehearsal, REHEARSAL_URL, &schema, &spec)?;
             shape(&Snapshot::builder_for(REHEARSAL_URL).build(&rehearsal)?, &rehearsal)?;
             // The kernel wants a local table's directory to be there.
-            make_directory(std::path::Path::new(&local)).map_err(KernelError::from)?;
-            put_first(&engine, &url, &schema, &spec)
+            make_directory(std::path::Path::new(&local))
+                .map_err(|error| DeltaError::NotMade(error.into()))?;
+            // The kernel has taken it once.
+            put_first(&engine, &url, &schema, &spec).map_err(|error| match error {
+                DeltaError::Kernel(error) => DeltaError::NotMade(error),
+                other => other,
+            })
         });
         created.await
     }
@@ -625,3 +633,6 @@ fn scalar(column: &Arc<dyn Array>, row: usize) -> Result<Scalar, DeltaError> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests;
