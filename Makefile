@@ -12,11 +12,12 @@ FLIGHTS := target/flights/flights.parquet
 SUDO    := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench elastic sim-placement sim-policy sim-cluster quickstart-test conformance conformance-short h2load clean
+.PHONY: run test lint bench chaos soak elastic sim-placement sim-policy sim-cluster quickstart-test conformance conformance-short h2load clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
 	cargo build --release --workspace --bins
+	@! grep -q wal.write.before target/release/sluice || { echo 'fault points are in the release' >&2; exit 1; }
 	@deploy/quickstart/run.sh target/release/sluice data
 
 # Everything that must pass.
@@ -41,6 +42,7 @@ conformance-short: $(CONFORMANCE)/.ready
 	$(CONFORMANCE)/bin/python deploy/conformance/quic_clients.py target/debug/sluice --short
 	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice --short
 	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice --short
+	$(CONFORMANCE)/bin/python deploy/conformance/foreign_writers.py target/debug/sluice --short
 
 # All of them, older versions and the Rust client too, whose dependencies take some minutes to build.
 conformance: h2load $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
@@ -55,6 +57,7 @@ conformance: h2load $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
 	$(CONFORMANCE)/bin/python deploy/conformance/quic_clients.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice
+	$(CONFORMANCE)/bin/python deploy/conformance/foreign_writers.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/http2_load.py target/debug/sluice
 
 # nghttp2's load generator is in no package index of Python's: it comes with the system.
@@ -75,6 +78,21 @@ bench:
 	cargo build --release --manifest-path $(RUST_SDK)/Cargo.toml --locked --target-dir target/conformance-rust
 	@missed=0; target/release/loadtest bench || missed=1; \
 		python3 deploy/conformance/zerobus_rust_rate.py target/release/sluice || missed=1; exit $$missed
+
+# Everything that can happen to a pool, for SECONDS, by the schedule of SEED (a random one where there is none): 60 s of it
+# are in `make test`. Fails where a promise is broken.
+SECONDS ?= 60
+chaos: $(READY)
+	cargo build --workspace --bins
+	target/debug/loadtest chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# The same with many seeds and an optimised build that has fault points: its target is its own, for nothing of that may get
+# into a release. RUNS × SECONDS; by default some three hours.
+RUNS ?= 36
+soak: SECONDS := 300
+soak: $(READY)
+	CARGO_TARGET_DIR=target/soak cargo build --release --workspace --bins --features sluice/faults
+	target/soak/release/loadtest chaos --seconds $(SECONDS) --runs $(RUNS) --seed $(or $(SEED),1) --streams 28
 
 # Where streams go, in a pool that is simulated with the service's own rules, also with 2,000 pods; some minutes.
 sim-placement:

@@ -279,7 +279,8 @@ async fn drain(
         return Ok(accepted(&id, &members, None));
     }
     let mut client = app.upstream.client(&id).map_err(|error| gone(&id, &error))?;
-    let request = DrainRequest { deadline_ms, streams_per_s: query.pace.unwrap_or(0.0) };
+    let streams_per_s = query.pace.unwrap_or(0.0);
+    let request = DrainRequest { deadline_ms, streams_per_s, force: query.force };
     let status = answered(&id, client.drain(request)).await?;
     tracing::info!(pod = %id, deadline_ms, pace = query.pace, "pod was asked to drain");
     Ok(accepted(&id, &members, Some(status)))

@@ -17,6 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use sluice_shared::error::Error;
+use sluice_shared::fault::{self, Point};
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Move, Opened, Rejected};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::proto::{self, StreamRequest, StreamResponse, stream_request, stream_response};
@@ -235,6 +236,11 @@ impl<'a, E: Edge> Session<'a, E> {
         }
     }
 
+    /// The stream's id, for the log.
+    fn shown_id(&self) -> Option<impl tracing::Value> {
+        self.terms.stream.as_ref().map(tracing::field::display)
+    }
+
     fn tell_opened(&mut self, opened: upstream::Opened) {
         self.edge.tell(&GatewayFrame::Opened(Opened {
             stream: opened.stream,
@@ -249,8 +255,8 @@ impl<'a, E: Edge> Session<'a, E> {
     async fn run(&mut self) -> Ended {
         loop {
             self.tell();
+            self.shown.reached(&self.window, self.gauges.taken());
             self.gauges.window(self.window.bytes());
-            self.shown.reached(&self.window);
             let event = self.event().await;
             if let Err(ended) = self.apply(event) {
                 return ended;
@@ -380,7 +386,7 @@ impl<'a, E: Edge> Session<'a, E> {
             Input::Finish(_) => self.end(Ended::Failed(after_finish())),
             Input::Closed => self.end(Ended::Closed),
             Input::Gone(why) => {
-                tracing::info!(stream = ?self.terms.stream, why, "producer is gone");
+                tracing::info!(stream = self.shown_id(), why, "producer is gone");
                 self.gone = true;
                 self.end(Ended::Gone);
             }
@@ -396,9 +402,7 @@ impl<'a, E: Edge> Session<'a, E> {
         if let Some(error) = misplaced(self.window.next_offset(), &records) {
             return self.end(Ended::Failed(error));
         }
-        self.app.metrics.records.inc_by(u64::from(records.count));
-        self.app.metrics.bytes.inc_by(records.payload.len() as u64);
-        self.shown.taken(records.payload.len());
+        self.gauges.take(&records);
         if self.window.has_room(records.payload.len()) {
             self.push(records);
         } else {
@@ -449,7 +453,11 @@ impl<'a, E: Edge> Session<'a, E> {
         let all_durable = self.all_durable();
         if !all_durable {
             let bytes = self.window.bytes();
-            tracing::warn!(stream = ?self.terms.stream, bytes, "closed before all that was received was durable");
+            tracing::warn!(
+                stream = self.shown_id(),
+                bytes,
+                "closed before all that was received was durable"
+            );
         }
         Err(match ending.how {
             // An answered close says that all is durable: where it is not, there is no answer.
@@ -528,7 +536,7 @@ impl<'a, E: Edge> Session<'a, E> {
             return Err(ending.how);
         }
         let pod = call.placed.pod.clone();
-        tracing::warn!(stream = ?self.terms.stream, %pod, %error, "lost a stream's pod, placing it again");
+        tracing::warn!(stream = self.shown_id(), %pod, %error, "lost a stream's pod, placing it again");
         if is_loss(&error) {
             self.app.upstream.set_aside(&pod);
         }
@@ -553,7 +561,9 @@ impl<'a, E: Edge> Session<'a, E> {
         if self.finish_sent || self.handoff.is_some() {
             return;
         }
-        tracing::debug!(stream = ?self.terms.stream, reason, "the pod hands the stream over");
+        tracing::debug!(stream = self.shown_id(), reason, "the pod hands the stream over");
+        // No step of a handoff can fail by itself: of what is planned only waits and deaths count, as below.
+        let _ = fault::hit(Point::HandoffStop);
         self.handoff = Some(Instant::now());
         self.hand_over();
     }
@@ -584,11 +594,12 @@ impl<'a, E: Edge> Session<'a, E> {
                 let pause = since.map(|since| since.elapsed()).unwrap_or_default();
                 self.app.metrics.handoff(pause);
                 self.terms.last_pod = Some(call.placed.pod.clone());
+                let _ = fault::hit(Point::HandoffOpened);
                 self.app.scope.spawn("leave", leave(old));
                 self.resume(call)
             }
             Err(error) => {
-                tracing::debug!(stream = ?self.terms.stream, %error, "no other pod takes the stream: it stays");
+                tracing::debug!(stream = self.shown_id(), %error, "no other pod takes the stream: it stays");
                 self.link = Link::Open(old);
                 Ok(())
             }
@@ -657,6 +668,7 @@ async fn link_event(link: &mut Link, responding: bool, sending: bool) -> Event {
 
 /// Tells a pod that its stream goes on elsewhere, and waits until it has heard.
 async fn leave(call: Box<Call>) {
+    let _ = fault::hit(Point::HandoffLeave);
     let Call { requests, mut responses, .. } = *call;
     let kind = stream_request::Kind::Leave(proto::Leave {});
     // A pod that is gone meanwhile need not hear it.
@@ -696,16 +708,33 @@ fn broken(what: &str) -> Ended {
     Ended::Failed(Error::internal(what))
 }
 
-/// This session's share of the gateway's gauges; given back when it is dropped.
+/// This session's share of the gateway's gauges; given back when it is dropped. What is taken is counted here, and told
+/// once for all that was read in a row: the gateway's counters are every session's.
 struct Gauges<'a> {
     app: &'a App,
     window_bytes: i64,
+    records: u64,
+    payload_bytes: u64,
 }
 
 impl<'a> Gauges<'a> {
     fn new(app: &'a App) -> Self {
         app.metrics.streams.inc();
-        Self { app, window_bytes: 0 }
+        Self { app, window_bytes: 0, records: 0, payload_bytes: 0 }
+    }
+
+    fn take(&mut self, records: &Records) {
+        self.records += u64::from(records.count);
+        self.payload_bytes += records.payload.len() as u64;
+    }
+
+    /// Tells of what was taken, in bytes of payload, since the last time.
+    fn taken(&mut self) -> u64 {
+        if self.records > 0 {
+            self.app.metrics.records.inc_by(std::mem::take(&mut self.records));
+            self.app.metrics.bytes.inc_by(self.payload_bytes);
+        }
+        std::mem::take(&mut self.payload_bytes)
     }
 
     fn window(&mut self, bytes: usize) {
@@ -719,6 +748,7 @@ impl<'a> Gauges<'a> {
 
 impl Drop for Gauges<'_> {
     fn drop(&mut self) {
+        self.taken();
         self.window(0);
         self.app.metrics.streams.dec();
     }

@@ -137,16 +137,12 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// How far it has come.
-    pub(crate) fn reached(&self, window: &Window) {
+    /// How far it has come, and how many bytes its producer has sent since it was shown last.
+    pub(crate) fn reached(&self, window: &Window, taken: u64) {
+        self.info.taken.fetch_add(taken, Ordering::Relaxed);
         self.info.next_offset.store(window.next_offset(), Ordering::Relaxed);
         self.info.durable_next.store(window.first_held(), Ordering::Relaxed);
         self.info.window_bytes.store(window.bytes() as u64, Ordering::Relaxed);
-    }
-
-    /// Its producer has sent something.
-    pub(crate) fn taken(&self, bytes: usize) {
-        self.info.taken.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// What it has been seen to send, in bytes per second; None where that is nothing.

@@ -15,7 +15,7 @@ use rand::{RngExt, make_rng};
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Encoding, UnknownFields};
 use sluice_shared::ids::{PodId, SessionId, StreamId, StreamName, TableName};
-use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::lifecycle::{Phase, TaskScope};
 use sluice_shared::link::{self, PodAddress, PodLink};
 use sluice_shared::membership::{Members, Membership};
 use sluice_shared::pool::{OwnPlacement, PoolView};
@@ -28,6 +28,7 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
+use uuid::Uuid;
 
 use crate::auth::{Credential, Permit, Right};
 use crate::config::GatewayConfig;
@@ -83,6 +84,8 @@ pub(crate) struct OpenTerms {
     pub(crate) existence: proto::Existence,
     /// The stream was at another pod before.
     pub(crate) moves: bool,
+    /// Tells this hold on the stream from all others, whichever pods it is opened at.
+    pub(crate) claim: Uuid,
 }
 
 impl OpenTerms {
@@ -123,6 +126,7 @@ impl OpenTerms {
             whole_requests: false,
             existence: proto::Existence::Any,
             moves: false,
+            claim: Uuid::new_v4(),
         }
     }
 
@@ -154,6 +158,7 @@ impl OpenTerms {
             whole_requests: self.whole_requests,
             existence: self.existence.into(),
             moves: self.moves,
+            claim: self.claim.as_bytes().to_vec().into(),
         }
     }
 }
@@ -276,8 +281,10 @@ impl Upstream {
     fn learn(&self, members: &Members) {
         self.links().retain(|id, link| {
             let known = members.pods.get(id);
-            if known.is_some_and(|pod| pod.lost.is_some()) {
-                tracing::warn!(pod = %id, "a pod is lost: its streams are opened elsewhere");
+            if let Some(pod) = known.filter(|pod| pod.lost.is_some()) {
+                if pod.state.phase != Phase::Drained {
+                    tracing::warn!(pod = %id, "a pod is lost: its streams are opened elsewhere");
+                }
                 link.link.cut();
                 return false;
             }
@@ -589,7 +596,10 @@ fn read_opened(response: Option<StreamResponse>, pod: &PodId) -> Result<Opened, 
 }
 
 fn no_pods() -> Error {
-    Error::unavailable("no_pods", "this gateway knows no active pod: start one, or see gateway.pods")
+    Error::unavailable(
+        "no_pods",
+        "this gateway knows no active pod: start one, or see cluster.seeds (gateway.pods, where pods are named by hand)",
+    )
 }
 
 fn no_place_error(no_place: NoPlace, terms: &OpenTerms) -> Error {

@@ -28,9 +28,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::cluster::{Process, free_port};
-use crate::crash::judge;
 use crate::elastic::producer::{Opened, Producer, Told};
 use crate::history::History;
+use crate::judge::judge;
 use crate::pool::Admin;
 use crate::workload::{self, Shape};
 pub use figures::{Outcome, Row};

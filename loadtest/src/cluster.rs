@@ -112,6 +112,24 @@ impl Process {
         Ok(())
     }
 
+    /// `kill -9`, unless it has ended by itself; how it ended.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn end(mut self) -> anyhow::Result<ExitStatus> {
+        // It may have ended: then there is nothing to kill.
+        let _ = self.child.kill();
+        Ok(self.child.wait()?)
+    }
+
+    /// How it ended, where it has.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
     /// SIGTERM, then waits for a drain that ends with status 0.
     ///
     /// # Errors

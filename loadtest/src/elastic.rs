@@ -24,8 +24,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::auditor::Verdict;
-use crate::crash::judge;
 use crate::history::History;
+use crate::judge::judge;
 use crate::pool::{Options, Pool};
 use crate::workload::Shape;
 pub(crate) use figures::Wait;
@@ -170,7 +170,7 @@ pub async fn run(
     say: &(dyn Fn(&str) + Sync),
 ) -> anyhow::Result<Outcome> {
     let env = [("SLUICE_POD__SEGMENT_BYTES", "8MiB"), ("SLUICE_POD__RECORD_BYTES_MAX", "1MiB")];
-    let options = Options { sluice, dir, env: &env, pods: scenario.pods, gateways: scenario.gateways };
+    let options = Options { env: &env, ..Options::new(sluice, dir, scenario.pods, scenario.gateways) };
     let pool = Pool::start(&options).await?;
     let mut run = Run::new(pool, scenario, say);
     let ran = run.all().await;

@@ -104,7 +104,7 @@ pub async fn run(options: &Options, say: &(dyn Fn(&str) + Sync)) -> anyhow::Resu
         ("SLUICE_GATEWAY__CONNECTS_PER_PEER_PER_S", "100000"),
     ];
     let Options { sluice, dir, streams } = options;
-    let pool = Pool::start(&PoolOptions { sluice, dir, env: &env, pods: 1, gateways: 1 }).await?;
+    let pool = Pool::start(&PoolOptions { env: &env, ..PoolOptions::new(sluice, dir, 1, 1) }).await?;
     let measured = measure(&pool, *streams, say).await;
     let outcome = measured.map_err(|error| anyhow!("{error:#}\n{}", pool.log_tails()))?;
     Ok(outcome)

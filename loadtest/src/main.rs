@@ -1,4 +1,4 @@
-//! `loadtest`: the bench, edges alone, simulations, the crash and elastic tests, a burst, idle streams, a look at a table.
+//! `loadtest`: the bench, edges alone, simulations, chaos, the elastic test, a burst, idle streams, a look at a table.
 //!
 //! *Owns*: the command line.
 //! *Does not own*: what the commands do.
@@ -13,11 +13,15 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use sluice_loadtest::bench::Figures;
+use sluice_loadtest::chaos::schedule::Kinds;
 use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
-use sluice_loadtest::sim::{cluster, placement, scaling};
-use sluice_loadtest::{bench, burst, crash, edges, elastic, idle, table};
+use sluice_loadtest::sim::{cluster as simulated, placement, scaling};
+use sluice_loadtest::{bench, burst, chaos, edges, elastic, idle, table};
+
+/// A seed takes a second or few. A task that never waits would take for ever, since no time passes meanwhile.
+const SEED_MAX: Duration = Duration::from_secs(180);
 
 /// Load, faults and figures for Sluice, on real processes.
 #[derive(Parser)]
@@ -47,15 +51,9 @@ enum Command {
         #[arg(long, default_value = "127.0.0.1:0")]
         listen: SocketAddr,
     },
-    /// Kills the pod again and again under load, then judges every version of the table.
-    Crash {
-        /// The seed of a run that is to be repeated [default: a random one].
-        #[arg(long)]
-        seed: Option<u64>,
-        /// Keep data and logs below this directory.
-        #[arg(long, value_name = "DIR")]
-        dir: Option<PathBuf>,
-    },
+    /// Does everything to a pool that can happen to one, under load, by a schedule that the seed decides; then judges every
+    /// version of every table. Needs a build with fault points. Ends with status 1 where a promise is broken.
+    Chaos(ChaosArgs),
     /// Simulates what this machine cannot hold, with the service's own rules. Ends with status 1 where an aim is missed.
     Sim {
         #[command(subcommand)]
@@ -181,6 +179,28 @@ struct EdgesArgs {
 }
 
 #[derive(clap::Args)]
+struct ChaosArgs {
+    /// How long things happen.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// The seed of a run that is to be repeated [default: a random one].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// So many runs, each with the next seed.
+    #[arg(long, default_value_t = 1)]
+    runs: u64,
+    /// Only kill and drain, and one pod alone: no producer may lose its connection.
+    #[arg(long)]
+    ends: bool,
+    /// Streams at one time.
+    #[arg(long)]
+    streams: Option<usize>,
+    /// Keep data and logs below this directory.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
 struct ElasticArgs {
     /// The seed of a run that is to be repeated [default: a random one].
     #[arg(long)]
@@ -251,7 +271,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Edges(args) => run_edges(sluice()?, args).await,
         Command::Bare(options) => bare::run(options).await.map(|()| ExitCode::SUCCESS),
         Command::NullZerobus { listen } => zerobus::serve(listen).await.map(|()| ExitCode::SUCCESS),
-        Command::Crash { seed, dir } => run_crash(sluice()?, seed, dir).await,
+        Command::Chaos(args) => run_chaos(sluice()?, args).await,
         Command::Sim { what: Simulated::Placement { seeds, large, plots } } => {
             sim_placement(&placement::Options { seeds: seeds.max(1), at_size: large }, plots.as_deref())
         }
@@ -312,18 +332,33 @@ fn tell(report: &Report, json: Option<&Path>) -> anyhow::Result<ExitCode> {
     Ok(if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn run_crash(sluice: PathBuf, seed: Option<u64>, dir: Option<PathBuf>) -> anyhow::Result<ExitCode> {
-    let seed = seed.unwrap_or_else(rand::random);
-    println!("seed {seed}");
-    let kept = tempfile::tempdir()?;
-    let dir = dir.unwrap_or_else(|| kept.path().to_owned());
-    let outcome = crash::run(&sluice, &dir, crash::Scenario::seeded(seed)).await?;
-    let crash::Outcome { verdict, sent, bad, rejected, reconnects } = &outcome;
-    println!(
-        "{sent} records sent, {rejected} of {bad} bad ones rejected by name, {reconnects} connections lost"
-    );
-    println!("{verdict}");
-    let is_good = verdict.is_clean() && rejected == bad && *reconnects == 0;
+async fn run_chaos(sluice: PathBuf, args: ChaosArgs) -> anyhow::Result<ExitCode> {
+    let seed = args.seed.unwrap_or_else(rand::random);
+    let lasts = Duration::from_secs(args.seconds);
+    let (mut is_good, mut kills, mut gateway_kills, mut records) = (true, 0, 0, 0);
+    for seed in (0..args.runs).map(|run| seed.wrapping_add(run)) {
+        let kept = tempfile::tempdir()?;
+        let dir = args.dir.as_ref().map_or_else(|| kept.path().to_owned(), |dir| dir.join(seed.to_string()));
+        let mut scenario = chaos::Scenario::seeded(seed, lasts);
+        if args.ends {
+            (scenario.kinds, scenario.pods, scenario.gateways) = (Kinds::Ends, 1, 1);
+        }
+        scenario.streams = args.streams.unwrap_or(scenario.streams);
+        let outcome =
+            Box::pin(chaos::run(&sluice, &dir, &scenario, &|what| eprintln!("chaos: {what}"))).await?;
+        println!("{outcome}");
+        is_good &= outcome.is_kept() && !(args.ends && outcome.figures.lost > 0);
+        kills += outcome.figures.pod_kills;
+        gateway_kills += outcome.figures.gateway_kills;
+        records += outcome.figures.records;
+    }
+    if args.runs > 1 {
+        let verdict = if is_good { "all promises kept" } else { "PROMISES BROKEN" };
+        println!(
+            "{} runs: {kills} pod kills, {gateway_kills} gateway kills, {records} records: {verdict}",
+            args.runs
+        );
+    }
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -346,20 +381,27 @@ fn sim_cluster(args: ClusterArgs) -> anyhow::Result<ExitCode> {
         let seeds = seeds.with_context(|| format!("--seeds is {:?}: expected such as 1..200", args.seeds))?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let more = args.plant_early_acks.then(|| "--plant-early-acks".to_owned());
-        let figures = cluster::many::run(seeds, args.jobs.unwrap_or(cores), more.as_slice())?;
+        let figures = simulated::many::run(seeds, args.jobs.unwrap_or(cores), more.as_slice())?;
         println!("{figures}");
         return Ok(if figures.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     };
     if let Some(filter) = &args.log {
         sluice_shared::telemetry::init_logs(filter, sluice_shared::telemetry::LogFormat::Text)?;
     }
+    std::thread::spawn(move || {
+        std::thread::sleep(SEED_MAX);
+        eprintln!(
+            "seed {seed}: a task goes round without any time passing: look where it is with a debugger"
+        );
+        std::process::exit(3);
+    });
     // In memory where that is a file system: a log flushes each group.
     let memory = Path::new("/dev/shm");
     let kept = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }?;
     let dir = args.dir.unwrap_or_else(|| kept.path().to_owned());
     let planted =
-        if args.plant_early_acks { cluster::Planted::AckBeforeFlush } else { cluster::Planted::Nothing };
-    let outcome = cluster::run(seed, cluster::Plan { planted, ..cluster::Plan::default() }, &dir)?;
+        if args.plant_early_acks { simulated::Planted::AckBeforeFlush } else { simulated::Planted::Nothing };
+    let outcome = simulated::run(seed, simulated::Plan { planted, ..simulated::Plan::default() }, &dir)?;
     println!("{outcome}");
     Ok(if outcome.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

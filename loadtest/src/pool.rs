@@ -1,9 +1,10 @@
 //! A pool of real processes that find each other by gossip: pods and gateways that come, go, hang and come back.
 //!
-//! *Owns*: who is in the pool, their ports and logs, and a client of the admin API.
+//! *Owns*: who is in the pool, their ports and logs, the ways to their faults, and a client of the admin API.
 //! *Does not own*: a single process (`cluster`), what is done to whom and when (`elastic`).
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,10 +18,13 @@ use hyper::header::HOST;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cluster::{Process, free_port};
+use crate::cut::Cutter;
+use crate::fault_dir::FaultDir;
 
 /// How long the admin API may take to answer.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,6 +49,40 @@ pub struct Options<'a> {
     pub pods: usize,
     /// Gateways.
     pub gateways: usize,
+    /// Whether each process has a directory of faults (`shared::fault`): `Pool::faults`.
+    pub faults: bool,
+    /// Whether connections can be cut: those of producers, and those between the members.
+    pub cuts: bool,
+}
+
+impl<'a> Options<'a> {
+    /// Neither faults nor cuts.
+    pub fn new(sluice: &'a Path, dir: &'a Path, pods: usize, gateways: usize) -> Self {
+        Self { sluice, dir, env: &[], pods, gateways, faults: false, cuts: false }
+    }
+
+    /// The faults of a member that is to be, so that they are there when it starts.
+    pub fn faults_of(&self, member: &Member) -> FaultDir {
+        FaultDir::new(self.dir.join("faults").join(member.to_string()))
+    }
+}
+
+/// Who is in the pool.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Member {
+    /// A pod, by its name.
+    Pod(String),
+    /// A gateway, by its number.
+    Gateway(usize),
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(id) => f.write_str(id),
+            Self::Gateway(number) => write!(f, "gateway-{}", number + 1),
+        }
+    }
 }
 
 /// Pods and gateways. All of them end when it is dropped.
@@ -56,6 +94,9 @@ pub struct Pool {
     seeds: Vec<String>,
     gateways: Vec<Gateway>,
     pods: BTreeMap<String, Pod>,
+    faults: bool,
+    cuts: bool,
+    scope: TaskScope,
 }
 
 struct Gateway {
@@ -63,12 +104,20 @@ struct Gateway {
     port: u16,
     gossip: String,
     running: Option<(Process, Admin)>,
+    cutter: Option<Cutter>,
 }
 
 struct Pod {
     port: u16,
     gossip: String,
     process: Option<Process>,
+    cutter: Option<Cutter>,
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.scope.cancel();
+    }
 }
 
 impl Pool {
@@ -77,7 +126,7 @@ impl Pool {
     /// # Errors
     /// One of them does not start, or is not seen in time.
     pub async fn start(options: &Options<'_>) -> anyhow::Result<Self> {
-        let Options { sluice, dir, env, pods, gateways } = *options;
+        let Options { sluice, dir, env, pods, gateways, faults, cuts } = *options;
         std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         let mut pool = Self {
             sluice: sluice.to_owned(),
@@ -86,12 +135,19 @@ impl Pool {
             seeds: Vec::new(),
             gateways: Vec::new(),
             pods: BTreeMap::new(),
+            faults,
+            cuts,
+            scope: TaskScope::new(OnPanic::EndTask),
         };
         for number in 1..=gateways {
             let (port, gossip) = (free_port()?, free_gossip()?);
-            pool.gateways.push(Gateway { name: format!("gateway-{number}"), port, gossip, running: None });
+            let (name, cutter) = (format!("gateway-{number}"), pool.cutter(port).await?);
+            pool.gateways.push(Gateway { name, port, gossip, running: None, cutter });
         }
-        let ids: Vec<String> = (0..pods).map(|_| pool.add_seat()).collect::<anyhow::Result<_>>()?;
+        let mut ids = Vec::new();
+        for _ in 0..pods {
+            ids.push(pool.add_seat().await?);
+        }
         let gossips = pool.gateways.iter().map(|gateway| &gateway.gossip);
         pool.seeds = gossips.chain(pool.pods.values().map(|pod| &pod.gossip)).cloned().collect();
         for id in &ids {
@@ -109,7 +165,8 @@ impl Pool {
     /// Where producers connect: all gateways, joined by commas, `first` first.
     pub fn urls(&self, first: usize) -> String {
         let (before, after) = self.gateways.split_at(first % self.gateways.len().max(1));
-        let urls = after.iter().chain(before).map(|gateway| format!("ws://127.0.0.1:{}", gateway.port));
+        let port = |gateway: &Gateway| gateway.cutter.as_ref().map_or(gateway.port, Cutter::port);
+        let urls = after.iter().chain(before).map(|gateway| format!("ws://127.0.0.1:{}", port(gateway)));
         urls.collect::<Vec<_>>().join(",")
     }
 
@@ -154,7 +211,7 @@ impl Pool {
     /// # Errors
     /// It does not start, or is not seen in time.
     pub async fn add_pod(&mut self) -> anyhow::Result<String> {
-        let id = self.add_seat()?;
+        let id = self.add_seat().await?;
         self.restart_pod(&id).await?;
         Ok(id)
     }
@@ -240,6 +297,54 @@ impl Pool {
         pods.into_iter().try_for_each(Process::terminated)
     }
 
+    /// The faults of a member: those of all its lives.
+    pub fn faults(&self, member: &Member) -> FaultDir {
+        FaultDir::new(self.dir.join("faults").join(member.to_string()))
+    }
+
+    /// All members, whether they run or not: gateways first.
+    pub fn members(&self) -> Vec<Member> {
+        let gateways = (0..self.gateways.len()).map(Member::Gateway);
+        gateways.chain(self.pods.keys().cloned().map(Member::Pod)).collect()
+    }
+
+    /// A member's process, where it has one.
+    pub fn process(&mut self, member: &Member) -> Option<&mut Process> {
+        match member {
+            Member::Pod(id) => self.pods.get_mut(id)?.process.as_mut(),
+            Member::Gateway(number) => {
+                self.gateways.get_mut(*number)?.running.as_mut().map(|(process, _)| process)
+            }
+        }
+    }
+
+    /// Takes a member's process away, for a caller that ends it in its own way.
+    pub fn take(&mut self, member: &Member) -> Option<Process> {
+        match member {
+            Member::Pod(id) => self.pods.get_mut(id)?.process.take(),
+            Member::Gateway(number) => Some(self.gateways.get_mut(*number)?.running.take()?.0),
+        }
+    }
+
+    /// Starts a member that does not run, where it was. Waits for nobody to see it.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_member(&mut self, member: &Member) -> anyhow::Result<()> {
+        match member {
+            Member::Pod(id) => self.start_pod(id),
+            Member::Gateway(number) => self.start_gateway(*number),
+        }
+    }
+
+    /// Where the connections to a member can be cut.
+    pub fn cutter_of(&self, member: &Member) -> Option<&Cutter> {
+        match member {
+            Member::Pod(id) => self.pods.get(id)?.cutter.as_ref(),
+            Member::Gateway(number) => self.gateways.get(*number)?.cutter.as_ref(),
+        }
+    }
+
     /// The ends of all logs, for whoever reports a failure.
     pub fn log_tails(&self) -> String {
         let gateways = self.gateways.iter().filter_map(|gateway| gateway.running.as_ref());
@@ -275,26 +380,37 @@ impl Pool {
         pod.process.take().with_context(|| format!("{id} does not run"))
     }
 
-    fn add_seat(&mut self) -> anyhow::Result<String> {
+    async fn cutter(&self, port: u16) -> anyhow::Result<Option<Cutter>> {
+        if !self.cuts {
+            return Ok(None);
+        }
+        Ok(Some(Cutter::start(&self.scope, port).await?))
+    }
+
+    async fn add_seat(&mut self) -> anyhow::Result<String> {
         let id = format!("pod-{}", self.pods.len() + 1);
-        let pod = Pod { port: free_port()?, gossip: free_gossip()?, process: None };
+        let port = free_port()?;
+        let pod = Pod { port, gossip: free_gossip()?, process: None, cutter: self.cutter(port).await? };
         self.pods.insert(id.clone(), pod);
         Ok(id)
     }
 
     fn start_pod(&mut self, id: &str) -> anyhow::Result<()> {
-        let mut command = self.command("pod");
+        let mut command = self.command("pod", id);
         let pod = self.pods.get_mut(id).with_context(|| format!("there is no {id}"))?;
         ensure!(pod.process.is_none(), "{id} runs");
         command.args(["--id", id, "--listen", &format!("127.0.0.1:{}", pod.port)]);
         command.args(["--gossip-listen", &pod.gossip]);
         command.arg("--data").arg(self.dir.join("data"));
+        if let Some(cutter) = &pod.cutter {
+            command.env("SLUICE_POD__ADVERTISE", format!("127.0.0.1:{}", cutter.port()));
+        }
         pod.process = Some(Process::start(id, command, "listens on", &self.dir)?.0);
         Ok(())
     }
 
     fn start_gateway(&mut self, number: usize) -> anyhow::Result<()> {
-        let mut command = self.command("gateway");
+        let mut command = self.command("gateway", &Member::Gateway(number).to_string());
         let gateway = &mut self.gateways[number];
         command.args(["--listen", &format!("127.0.0.1:{}", gateway.port)]);
         command.args(["--gossip-listen", &gateway.gossip]);
@@ -306,8 +422,11 @@ impl Pool {
         Ok(())
     }
 
-    fn command(&self, part: &str) -> Command {
+    fn command(&self, part: &str, name: &str) -> Command {
         let mut command = Command::new(&self.sluice);
+        if self.faults {
+            command.env("SLUICE_FAULTS", self.dir.join("faults").join(name));
+        }
         command.arg(part).envs(self.env.iter().map(|(key, value)| (key, value)));
         command.args(self.seeds.iter().flat_map(|seed| ["--seed", seed]));
         command

@@ -21,9 +21,11 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant as Now;
 use tonic::transport::server::TcpIncoming;
+use uuid::Uuid;
 
 use crate::admission::Admission;
 use crate::config::{Join, PodConfig};
+use crate::conflict::Conflicts;
 use crate::duty::{Duty, Parts};
 use crate::lane::{Lanes, Limits};
 use crate::machine::Machine;
@@ -44,6 +46,10 @@ const DECODED_FACTOR: usize = 8;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// Streams of a pod that drains go to the first pods of their table's order, or to some behind these.
 const NEIGHBOURS: usize = 2;
+/// Exit status of a process that finds itself in a pool that it cannot be in.
+const EXIT_CONFLICT: i32 = 78;
+/// How long a pod that starts waits for the first word of the others.
+const MEETING_MAX: Duration = Duration::from_secs(1);
 
 /// How a pod is reached.
 pub enum Listen {
@@ -83,6 +89,8 @@ impl Pod {
     ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
+        // Before anything is replayed into tables that may be others than the pool's.
+        let tables_id = meet(&machine, &config, &membership, &scope).await?;
         let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
         let (opened, tables_opened) = watch::channel(None);
         scope.spawn("pool", follow(membership.clone(), pool.clone(), tables_opened, scope.clone()));
@@ -93,11 +101,8 @@ impl Pod {
         let streams = Streams::default();
         replay_log(replay, &streams, &tables, &config.id).await?;
         opened.send_replace(Some(tables.clone()));
-        let record_bytes_max = config.record_bytes_max.as_usize();
-        let decoded_bytes_max = record_bytes_max * DECODED_FACTOR;
-        // A single row has to fit a segment of the log, with what Arrow adds to it.
-        let segment_bytes = usize::try_from(wal.payload_bytes_max()).unwrap_or(usize::MAX);
-        let limits = Limits { record_bytes_max, row_bytes_max: decoded_bytes_max.min(segment_bytes / 2) };
+        let decoded_bytes_max = config.record_bytes_max.as_usize() * DECODED_FACTOR;
+        let limits = limits(&config, &wal);
         let lanes = Lanes::start(config.lane_count(), &wal, limits, &scope).map_err(|error| {
             Error::unavailable("no_threads", format!("pod {}: cannot start its lanes: {error}", config.id))
         })?;
@@ -108,6 +113,7 @@ impl Pod {
             id: config.id.clone(),
             zone: membership.now().zone.clone(),
             membership,
+            tables_id,
             pool: pool.clone(),
             scope: scope.clone(),
             admission: admission.clone(),
@@ -142,7 +148,8 @@ impl Pod {
         let reached = reached.map(PodAddress::Tcp).or(in_process);
         let reached = reached.ok_or_else(|| Error::internal("a pod that listens nowhere"))?;
         duty.listens(reached, config.join == Join::Held);
-        tracing::info!(pod = %config.id, phase = %duty.phase(), address = ?address, log = %wal.log_id().0, "pod is ready");
+        let (phase, shown) = (duty.phase(), address.map(tracing::field::display));
+        tracing::info!(pod = %config.id, %phase, address = shown, log = %wal.log_id().0, "pod is ready");
         Ok(Self { id: config.id, address, service, wal })
     }
 
@@ -171,7 +178,7 @@ impl Pod {
     pub async fn drain_or_hurry(self, hurry: &Hurry) {
         let duty = self.service.duty.clone();
         if duty.phase() != Phase::Drained {
-            duty.drain(duty.pace());
+            duty.drain(duty.pace(), true);
             tokio::select! {
                 biased; // what has drained needs no hurry
                 () = duty.drained() => {}
@@ -197,6 +204,45 @@ impl Pod {
             tracing::warn!(pod = %self.id, tasks = ?late, "tasks did not end in time");
         }
         self.wal.close().await;
+    }
+}
+
+/// Hears of the others, and whether this pod can be in a pool with them. Answers which tables it has.
+async fn meet(
+    machine: &Machine,
+    config: &PodConfig,
+    membership: &Membership,
+    scope: &TaskScope,
+) -> Result<Uuid, Error> {
+    let tables_id = Tables::identity(&machine.stores, &config.tables_dir).await?;
+    membership.met(MEETING_MAX).await;
+    let mut conflicts = Conflicts::new(config.id.clone(), membership.life(), tables_id);
+    conflicts.look(&membership.now(), Now::now())?;
+    scope.spawn("conflicts", watch_conflicts(membership.clone(), conflicts, scope.clone()));
+    Ok(tables_id)
+}
+
+fn limits(config: &PodConfig, wal: &Wal) -> Limits {
+    let record_bytes_max = config.record_bytes_max.as_usize();
+    // A single row has to fit a segment of the log, with what Arrow adds to it.
+    let segment_bytes = usize::try_from(wal.payload_bytes_max()).unwrap_or(usize::MAX);
+    Limits { record_bytes_max, row_bytes_max: (record_bytes_max * DECODED_FACTOR).min(segment_bytes / 2) }
+}
+
+/// Ends the process when it is seen that this pod cannot be in the pool. What it has acked is in its log.
+async fn watch_conflicts(membership: Membership, mut conflicts: Conflicts, scope: TaskScope) {
+    let mut members = membership.watch();
+    loop {
+        let newest = Arc::clone(&members.borrow_and_update());
+        if let Err(error) = conflicts.look(&newest, Now::now()) {
+            tracing::error!(%error, "the pod cannot be in this pool: the process ends");
+            std::process::exit(EXIT_CONFLICT);
+        }
+        tokio::select! {
+            biased; // the end first
+            () = scope.draining() => return,
+            changed = members.changed() => if changed.is_err() { return },
+        }
     }
 }
 

@@ -22,6 +22,7 @@ use sluice_shared::pool::LoadReport;
 use sluice_shared::proto;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use crate::admission::Admission;
 use crate::lane::Lanes;
@@ -64,6 +65,8 @@ pub struct Pace {
 struct Order {
     deadline: Instant,
     streams_per_s: f64,
+    /// Although no other pod takes streams.
+    forced: bool,
 }
 
 /// The pod's parts that a phase is about.
@@ -72,6 +75,8 @@ pub struct Parts {
     pub id: PodId,
     /// Where it stands in the pool.
     pub membership: Membership,
+    /// Which tables it writes.
+    pub tables_id: Uuid,
     /// The pool as it sees it.
     pub pool: Pool,
     /// Where it stands otherwise.
@@ -162,10 +167,12 @@ impl Duty {
         self.shared.parts.pace
     }
 
-    /// Asks the pod to drain: from now on it takes no streams. While it does so already, the newer wish counts.
-    pub fn drain(&self, Pace { patience, streams_per_s }: Pace) {
+    /// Asks the pod to drain: from now on it takes no streams. While it does so already, the newer wish counts. Unless it
+    /// is `forced`, the pod takes streams again where it finds that no other one does.
+    pub fn drain(&self, Pace { patience, streams_per_s }: Pace, forced: bool) {
         let shared = &self.shared;
-        let order = Order { deadline: Instant::now() + patience, streams_per_s: streams_per_s.max(1.0) };
+        let deadline = Instant::now() + patience;
+        let order = Order { deadline, streams_per_s: streams_per_s.max(1.0), forced };
         // Phase and wish change together, as in `join`: what comes last counts, of both.
         shared.phase.send_modify(|phase| {
             shared.order.send_replace(Some(order));
@@ -242,9 +249,10 @@ impl Duty {
     }
 
     fn announce(&self) {
-        let Parts { id, membership, zone, .. } = &self.shared.parts;
+        let Parts { id, membership, tables_id, zone, .. } = &self.shared.parts;
         let Some(address) = self.shared.address.borrow().clone() else { return };
-        let state = PodState { address, phase: self.phase(), zone: zone.clone(), load: self.load() };
+        let (phase, zone, tables) = (self.phase(), zone.clone(), Some(*tables_id));
+        let state = PodState { address, phase, zone, tables, load: self.load() };
         membership.announce_pod(id, state);
     }
 
@@ -357,6 +365,7 @@ impl Duty {
             if self.hand_over(&mut orders).await {
                 break;
             }
+            self.announce();
             tracing::info!(pod = %id, "pod takes streams again");
         }
         scope.drain();
@@ -370,10 +379,15 @@ impl Duty {
             () = self.commit_all() => {}
             () = self.shared.hurry.hurried() => {}
         }
-        self.note_empty_log().await;
+        let is_empty = self.note_empty_log().await;
         self.shared.phase.send_replace(Phase::Drained);
+        self.shared.load.lock().unwrap_or_else(PoisonError::into_inner).forget_streams();
         self.announce();
-        tracing::info!(pod = %id, "pod has drained");
+        if is_empty {
+            tracing::info!(pod = %id, "pod has drained");
+        } else {
+            tracing::warn!(pod = %id, "pod ends; what its log holds is committed when it is started again");
+        }
     }
 
     /// Commits what is in the log. Runs whose predecessors are in another pod's log are waited for until the deadline: that
@@ -391,22 +405,26 @@ impl Duty {
         }
     }
 
-    /// Whoever looks for records in this pod's log finds that there are none, though the pod is gone.
-    async fn note_empty_log(&self) {
+    /// Whoever looks for records in this pod's log finds that there are none, though the pod is gone. Whether there are
+    /// none.
+    async fn note_empty_log(&self) -> bool {
         let Parts { id, tables, wal, .. } = &self.shared.parts;
         let entries = wal.status().outstanding;
         if entries > 0 {
             tracing::warn!(pod = %id, entries, "the log still holds what is in no table: start the pod again");
-            return;
+            return false;
         }
         if let Err(error) = tables.drained_logs().note(wal.log_id()).await {
             tracing::warn!(pod = %id, %error, "named streams that were here wait for this pod until it is back");
         }
+        true
     }
 
-    /// Gives the other pods, which have to hear of it first, time to open the tables whose streams come to them.
+    /// Gives the other pods, which have to hear of it first, time to open the tables whose streams come to them; and this
+    /// one to hear that another one drains too.
     async fn give_notice(&self) {
-        if self.shared.parts.streams.held().is_empty() || !self.has_others() {
+        let is_forced = self.shared.order.borrow().is_none_or(|order| order.forced);
+        if is_forced && (self.shared.parts.streams.held().is_empty() || !self.has_others()) {
             return;
         }
         tokio::select! {
@@ -425,6 +443,9 @@ impl Duty {
         loop {
             let Some(order) = *orders.borrow_and_update() else { return false };
             let (held, now) = (streams.held(), Instant::now());
+            if !order.forced && self.is_last() && self.take_back() {
+                return false;
+            }
             // Where no other pod takes streams, gateways have to wait for one, and this one need not.
             if held.is_empty() || now >= order.deadline || !self.has_others() {
                 if !held.is_empty() {
@@ -461,6 +482,22 @@ impl Duty {
         let Parts { id, membership, .. } = &self.shared.parts;
         let members = membership.now();
         members.pods.iter().any(|(other, pod)| other != id && pod.is(Phase::Active))
+    }
+
+    /// Whether nobody would take streams once this pod has gone. Of pods that drain at the same time the first by name
+    /// stays.
+    fn is_last(&self) -> bool {
+        let Parts { id, membership, .. } = &self.shared.parts;
+        let members = membership.now();
+        let mut others = members.pods.iter().filter(|(other, _)| *other != id);
+        !others.any(|(other, pod)| pod.is(Phase::Active) || (pod.is(Phase::Draining) && other < id))
+    }
+
+    /// Takes an unforced drain back; false where it has come too far.
+    fn take_back(&self) -> bool {
+        let id = &self.shared.parts.id;
+        tracing::warn!(pod = %id, "no other pod takes streams: the drain is taken back; start another pod, or force it");
+        self.join().is_ok()
     }
 
     /// From here on the drain cannot be taken back, unless that has just been done.

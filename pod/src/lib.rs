@@ -8,6 +8,7 @@ pub mod threads;
 pub mod duty;
 pub mod load;
 pub mod pool;
+mod conflict;
 pub mod machine;
 pub mod app;
 pub mod service;

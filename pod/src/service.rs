@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sluice_shared::error::Error;
+use sluice_shared::fault::{self, Point, Then};
 use sluice_shared::frame::{Encoding, bytes_of_records};
 use sluice_shared::ids::{LogId, OffsetRange, SessionId, StreamId, TableName};
 use sluice_shared::lifecycle::TaskScope;
@@ -140,11 +141,11 @@ impl proto::pod_server::Pod for PodService {
         &self,
         request: Request<proto::DrainRequest>,
     ) -> Result<Response<proto::PodStatus>, Status> {
-        let proto::DrainRequest { deadline_ms, streams_per_s } = request.into_inner();
+        let proto::DrainRequest { deadline_ms, streams_per_s, force } = request.into_inner();
         let Pace { patience, streams_per_s: usual } = self.duty.pace();
         let patience = if deadline_ms == 0 { patience } else { Duration::from_millis(deadline_ms) };
         let streams_per_s = if streams_per_s > 0.0 { streams_per_s } else { usual };
-        self.duty.drain(Pace { patience, streams_per_s });
+        self.duty.drain(Pace { patience, streams_per_s }, force);
         Ok(Response::new(self.duty.status()))
     }
 
@@ -255,6 +256,8 @@ impl Call {
         tokio::select! {
             biased; // cancelled first: an open may take long
             () = self.service.scope.draining() => Err(End::Failed(self.service.draining())),
+            // Whoever asked has gone, and may have opened the stream elsewhere: a session that is begun now would fence that.
+            () = self.answers.closed() => Err(End::Detached),
             opened = opener.open(open) => opened,
         }
     }
@@ -392,6 +395,9 @@ async fn pass(
         );
         return Err(Error::invalid("invalid_requests", message).at_offset(first));
     }
+    if fault::take(Point::Frame).is_some_and(|action| action.then == Then::Drop) {
+        return Ok(());
+    }
     hold.stream.progress.refusals_at_most(REFUSALS_WAITING_MAX).await;
     let permit = service.admission.admit(frame.payload.len(), frame.count).await;
     let room = lane.reserve().await.map_err(|_| service.draining())?;
@@ -453,7 +459,12 @@ async fn answer(
 }
 
 async fn tell(answers: &mpsc::Sender<StreamAnswer>, answer: Answer) -> bool {
-    answers.send(Ok(proto::StreamResponse { kind: Some(answer) })).await.is_ok()
+    let is_ack = matches!(answer, Answer::Ack(_));
+    // An ack cannot fail but by its call's end: of what is planned here only waits and deaths count.
+    let _ = if is_ack { fault::hit(Point::AckBefore) } else { Ok(()) };
+    let told = answers.send(Ok(proto::StreamResponse { kind: Some(answer) })).await.is_ok();
+    let _ = if is_ack { fault::hit(Point::AckAfter) } else { Ok(()) };
+    told
 }
 
 fn rejections(refusals: &[Refusal]) -> proto::Rejections {

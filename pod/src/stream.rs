@@ -469,7 +469,7 @@ impl Streams {
 
 fn fenced(stream: &StreamId, session: SessionId) -> Error {
     Error::fenced(format!(
-        "stream {stream}: a newer session has taken it over from session {}; only one producer at a time may \
+        "stream {stream}: another producer has taken it over from session {}; only one producer at a time may \
          send into a named stream",
         session.0
     ))

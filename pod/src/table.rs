@@ -13,15 +13,17 @@ use std::time::{Duration, Instant};
 
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use futures_util::StreamExt;
-use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use sluice_shared::error::{Error, ErrorKind};
+use sluice_shared::fault;
 use sluice_shared::ids::{PodId, SchemaId, StreamId, TableId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::table::TableSpec;
 use sluice_shared::table::properties::{ON_INVALID, QUARANTINE};
 use tokio::sync::OwnedMutexGuard;
+use uuid::Uuid;
 
 use crate::drained::DrainedLogs;
 use crate::pool::Pool;
@@ -30,6 +32,7 @@ use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal};
 use batch::Batch;
 use delta::{Delta, DeltaError, Shape};
+use faulty::FaultyStore;
 use home::{HomeConfig, HomeError};
 use open::{Budget, OpenTable};
 
@@ -37,6 +40,7 @@ pub mod batch;
 pub mod watermark;
 pub mod ended;
 mod directory;
+mod faulty;
 mod executor;
 pub mod delta;
 pub mod parquet;
@@ -48,6 +52,7 @@ pub mod rejected;
 mod round;
 pub mod open;
 mod task;
+pub mod verify;
 
 /// Pause before storage is asked again at the start.
 const REPLAY_PAUSE: Duration = Duration::from_secs(1);
@@ -114,7 +119,9 @@ pub struct Stores {
 impl Stores {
     /// This machine's disk, each write flushed.
     pub fn disk() -> Self {
-        let tables: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new().with_fsync(true));
+        let local = LocalFileSystem::new().with_fsync(true);
+        let tables: Arc<dyn ObjectStore> =
+            if fault::COMPILED_IN { Arc::new(FaultyStore::new(local)) } else { Arc::new(local) };
         Self { kernels: Arc::clone(&tables), tables }
     }
 }
@@ -186,6 +193,33 @@ impl Tables {
         let (open, stranded) = (Mutex::default(), Mutex::default());
         let shared = Shared { config, wal, scope, store, root, delta, budget, open, stranded };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// What tells the tables below `root` from those of any other directory: all pods of a pool have to write the same.
+    /// Made by whoever comes first.
+    ///
+    /// # Errors
+    /// Where the root cannot be made, or storage fails.
+    pub async fn identity(stores: &Stores, root: &std::path::Path) -> Result<Uuid, Error> {
+        let attempted = format!("make the tables' directory {}", root.display());
+        delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
+        let root = root.canonicalize().map_err(|error| storage(&attempted, &error))?;
+        let root = Path::from_absolute_path(root).map_err(|error| storage(&attempted, &error))?;
+        let (store, path) = (&stores.tables, root.join("_sluice").join("identity"));
+        let new = Uuid::new_v4();
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        match store.put_opts(&path, new.to_string().into(), options).await {
+            Ok(_) => return Ok(new),
+            Err(object_store::Error::AlreadyExists { .. }) => {}
+            Err(error) => return Err(storage(&format!("write {path}"), &error)),
+        }
+        let read = async { store.get(&path).await?.bytes().await };
+        let bytes = read.await.map_err(|error| storage(&format!("read {path}"), &error))?;
+        let text = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok());
+        text.ok_or_else(|| {
+            let message = format!("/{path} is no UUID: restore it, or remove it while no pod runs");
+            Error::invalid("tables_identity", message)
+        })
     }
 
     /// The table of this name.
@@ -414,9 +448,14 @@ impl Tables {
         };
         let runs: Vec<_> = batch.runs.iter().map(|run| (&run.stream, run.offsets)).collect();
         let wal_position = durable.position();
-        tracing::error!(table = %name, %wal_position, ?runs, %error, "batch without its table: it stays in the log");
         let mut stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
-        stranded.entry(name).or_default().fetch_add(1, Ordering::Relaxed);
+        let before = stranded.entry(name.clone()).or_default().fetch_add(1, Ordering::Relaxed);
+        if before == 0 {
+            tracing::error!(table = %name, %wal_position, ?runs, %error,
+                "a batch without its table stays in the log; further ones of the table are told of at `debug`");
+        } else {
+            tracing::debug!(table = %name, %wal_position, ?runs, %error, "a batch without its table stays in the log");
+        }
     }
 
     /// Resolves when all that was offered is committed. Held runs are logged by stream and offsets.

@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 
 pub use places::Places;
 
+use crate::fault;
+
 /// A number of bytes, written like `64MiB`, `10MB` or `4096`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "ByteSizeText", into = "String")]
@@ -29,6 +31,8 @@ enum ByteSizeText {
 /// Variables (without `SLUICE_`) that commands read as flags: what must not stand on a command line, where all users of a
 /// machine see it.
 const OF_COMMANDS: [&str; 4] = ["CLIENT_ID", "CLIENT_SECRET", "TOKEN", "ADMIN_SECRET"];
+/// Names the directory of faults (`fault`), in programs that have any.
+const FAULTS: &str = "FAULTS";
 
 const UNITS: [(&str, u64); 9] = [
     ("KiB", 1 << 10),
@@ -239,13 +243,20 @@ fn environment() -> Vec<(String, String)> {
         .collect()
 }
 
+/// The directory of faults, where the process has one.
+#[cfg(any(debug_assertions, feature = "faults"))]
+pub(crate) fn faults_dir() -> Option<std::path::PathBuf> {
+    environment().into_iter().find(|(key, _)| key == FAULTS).map(|(_, dir)| dir.into())
+}
+
 /// Where a variable (without `SLUICE_`) sets a value: section and key. None for what an orchestrator sets.
 fn section_of(key: &str, sections: &[&str]) -> Result<Option<Vec<String>>, ConfigError> {
     let path: Vec<String> = key.split("__").map(str::to_ascii_lowercase).collect();
     if path.len() > 1 && sections.contains(&path[0].as_str()) {
         return Ok(Some(path));
     }
-    if OF_COMMANDS.contains(&key) || is_service_address(key) {
+    let is_of_faults = fault::COMPILED_IN && key == FAULTS;
+    if OF_COMMANDS.contains(&key) || is_of_faults || is_service_address(key) {
         return Ok(None);
     }
     let advice = match meant(&key.to_ascii_lowercase(), sections) {

@@ -1,7 +1,8 @@
 //! The words and rules that both sides of Sluice must agree on.
 //!
 //! *Owns*: ids and their arithmetic, the producers' wire format, requests, CSV as records, protobuf's wire, the
-//! gateway-to-pod service, table specs, membership and the pool view, error kinds, configuration, lifecycle, telemetry.
+//! gateway-to-pod service, table specs, membership and the pool view, error kinds, configuration, lifecycle,
+//! faults on purpose, telemetry.
 //! *Does not own*: anything that only one crate needs.
 
 pub mod ids;
@@ -19,4 +20,5 @@ pub mod membership;
 pub mod link;
 pub mod config;
 pub mod lifecycle;
+pub mod fault;
 pub mod telemetry;

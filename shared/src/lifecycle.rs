@@ -20,6 +20,8 @@ use tokio::task::{JoinError, spawn_blocking, yield_now};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::fault;
+
 /// Where a pod is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -264,7 +266,8 @@ impl Hangups {
 #[allow(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
 pub fn now_us() -> i64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX)
+    let now = i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX);
+    now.saturating_add(fault::clock_ms().saturating_mul(1000))
 }
 
 #[cfg(test)]

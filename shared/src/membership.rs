@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use crate::config::ConfigError;
 use crate::error::Error;
@@ -41,6 +42,9 @@ const FIRST_INTERVAL: Duration = Duration::from_millis(400);
 const INTERVAL_MAX: Duration = Duration::from_secs(3);
 /// A lost member is remembered by the protocol so long: it would take it for a new one after that.
 const LOST_FORGOTTEN: Duration = Duration::from_secs(600);
+/// Who has seeds and hears of nobody says so, first after this, then each so often.
+const ALONE_FIRST: Duration = Duration::from_secs(5);
+const ALONE_AGAIN: Duration = Duration::from_secs(60);
 /// A lost pod stays in the view so long, for people.
 const LOST_SHOWN: Duration = Duration::from_secs(60);
 
@@ -90,8 +94,10 @@ impl ClusterConfig {
                 ));
             }
         }
-        if let Some(seed) = self.seeds.iter().find(|seed| seed.parse::<PodAddress>().is_err()) {
-            return refuse(format!("cluster.seeds has {seed:?}: expected host:port"));
+        if let Some(seed) = self.seeds.iter().find(|seed| !is_reachable(seed)) {
+            return refuse(format!(
+                "cluster.seeds has {seed:?}: expected host:port, with a port from 1 to 65535 and each seed by itself"
+            ));
         }
         if self.gossip_listen.is_none() && !self.seeds.is_empty() {
             return refuse("cluster.seeds needs cluster.gossip_listen (--gossip-listen)".to_owned());
@@ -110,6 +116,12 @@ impl ClusterConfig {
     }
 }
 
+/// Whether the text can be where another process listens.
+fn is_reachable(seed: &str) -> bool {
+    let is_address = seed.parse::<PodAddress>().is_ok();
+    is_address && !seed.contains([',', ' ', ';']) && seed.rsplit(':').next().is_some_and(|port| port != "0")
+}
+
 /// What a pod says of itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodState {
@@ -119,6 +131,8 @@ pub struct PodState {
     pub phase: Phase,
     /// Where it stands.
     pub zone: Option<String>,
+    /// Which tables it writes: the identity of their directory. None where it does not say.
+    pub tables: Option<Uuid>,
     /// Its load.
     pub load: LoadReport,
 }
@@ -161,6 +175,8 @@ pub struct Members {
     pub gateways: BTreeMap<String, GatewayMember>,
     /// Where this process stands.
     pub zone: Option<String>,
+    /// Another process that says it is the pod that this one is: its address, and its life.
+    pub namesake: Option<(PodAddress, u64)>,
 }
 
 impl Members {
@@ -211,6 +227,7 @@ const ROLE: &str = "role";
 const ADDRESS: &str = "address";
 const PHASE: &str = "phase";
 const ZONE: &str = "zone";
+const TABLES: &str = "tables";
 const LOAD: &str = "load";
 const ADMIN: &str = "admin";
 const POD: &str = "pod";
@@ -241,6 +258,8 @@ struct Gossip {
     /// As the net has it; None for TCP.
     reach: Option<Reach>,
     address: SocketAddr,
+    /// When this process joined, in microseconds: rises with each life of a member.
+    life: u64,
     /// What this process says of itself and has not said yet.
     wish: watch::Sender<Vec<(&'static str, String)>>,
     /// The pod that this process is.
@@ -252,7 +271,8 @@ impl Membership {
     pub fn fixed(pods: Vec<(PodId, PodAddress)>) -> Self {
         let mut members = Members::default();
         for (id, address) in pods {
-            let state = PodState { address, phase: Phase::Active, zone: None, load: LoadReport::default() };
+            let load = LoadReport::default();
+            let state = PodState { address, phase: Phase::Active, zone: None, tables: None, load };
             members.announce(id, state, 0, Instant::now());
         }
         Self { name: "this".into(), members: watch::Sender::new(Arc::new(members)), gossip: None }
@@ -323,11 +343,14 @@ impl Membership {
         let handle = spawn_chitchat(chitchat, Vec::new(), transport).await.map_err(|error| cannot(&error))?;
         let reach = net.map(|net| net.reach);
         let (wish, pod) = (watch::Sender::new(Vec::new()), Mutex::new(None));
-        let gossip = Arc::new(Gossip { handle, reach, address, wish, pod });
+        let gossip = Arc::new(Gossip { handle, reach, address, life, wish, pod });
         let members = Members { zone: config.zone.clone(), ..Members::default() };
         let members = watch::Sender::new(Arc::new(members));
         let membership = Self { name: name.into(), members, gossip: Some(Arc::clone(&gossip)) };
         scope.spawn("gossip says", say(Arc::clone(&gossip), scope.clone()));
+        if !config.seeds.is_empty() {
+            scope.spawn("alone", complain_alone(membership.clone(), config.seeds.clone(), scope.clone()));
+        }
         scope.spawn("gossip hears", hear(gossip, membership.members.clone(), scope.clone()));
         Ok(membership)
     }
@@ -335,6 +358,28 @@ impl Membership {
     /// Where this process gossips.
     pub fn gossip_address(&self) -> Option<SocketAddr> {
         self.gossip.as_ref().map(|gossip| gossip.address)
+    }
+
+    /// When this process joined, in microseconds since 1970: of two members the younger one has the larger. None without
+    /// gossip.
+    pub fn life(&self) -> Option<u64> {
+        self.gossip.as_ref().map(|gossip| gossip.life)
+    }
+
+    /// Waits until another member was heard of, at most so long; not at all without gossip.
+    pub async fn met(&self, patience: Duration) {
+        if self.gossip.is_none() {
+            return;
+        }
+        let mut members = self.members.subscribe();
+        // The sender lives in this membership: only the time can end it.
+        let _ = tokio::time::timeout(patience, members.wait_for(|members| self.has_others(members))).await;
+    }
+
+    /// Whether another member than this one is among them.
+    fn has_others(&self, members: &Members) -> bool {
+        let is_gateway = members.gateways.keys().any(|name| **name != *self.name);
+        is_gateway || members.pods.keys().any(|id| *id.as_str() != *self.name)
     }
 
     /// What this process knows of the pool, as it changes.
@@ -358,6 +403,7 @@ impl Membership {
                 (LOAD, serde_json::to_string(&state.load).unwrap_or_default()),
             ];
             says.extend(state.zone.clone().map(|zone| (ZONE, zone)));
+            says.extend(state.tables.map(|tables| (TABLES, tables.to_string())));
             gossip.wish.send_replace(says);
         }
         self.members.send_modify(|members| {
@@ -392,6 +438,25 @@ async fn free_address(listen: &str) -> std::io::Result<SocketAddr> {
     UdpSocket::bind(listen).await?.local_addr()
 }
 
+/// Says so while none of the seeds has answered: nothing else tells a wrong seed from a pool that is still to come.
+async fn complain_alone(membership: Membership, seeds: Vec<String>, scope: TaskScope) {
+    let mut pause = ALONE_FIRST;
+    loop {
+        tokio::select! {
+            biased; // the end first
+            () = scope.cancelled() => return,
+            () = membership.met(pause) => {}
+        }
+        // As `met` has it: by another measure this would go round without a pause.
+        if membership.has_others(&membership.now()) {
+            return;
+        }
+        tracing::warn!(seeds = %seeds.join(", "), "no other member of the pool has answered yet: are these the others' gossip \
+             addresses (cluster.gossip_listen, UDP), and is cluster.name theirs?");
+        pause = ALONE_AGAIN;
+    }
+}
+
 /// Tells the others what this process says of itself.
 async fn say(gossip: Arc<Gossip>, scope: TaskScope) {
     let mut wishes = gossip.wish.subscribe();
@@ -423,7 +488,7 @@ async fn hear(gossip: Arc<Gossip>, members: watch::Sender<Arc<Members>>, scope: 
             live.borrow_and_update().iter().map(|(id, state)| Heard::read(id, state, reach)).collect();
         members.send_modify(|members| {
             let me = gossip.pod.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            apply(Arc::make_mut(members), heard, me.as_ref(), Instant::now());
+            apply(Arc::make_mut(members), heard, me.as_ref().map(|me| (me, gossip.life)), Instant::now());
         });
         tokio::select! {
             biased; // the end first
@@ -465,18 +530,26 @@ impl Heard {
             address: reach.map_or_else(|| address.parse().ok(), |reach| reach(address))?,
             phase: state.get(PHASE)?.parse().ok()?,
             zone: state.get(ZONE).map(str::to_owned),
+            tables: state.get(TABLES).and_then(|tables| tables.parse().ok()),
             load: state.get(LOAD).and_then(|load| serde_json::from_str(load).ok())?,
         };
         Some(Says::Pod(id.node_id.parse().ok()?, Box::new(pod)))
     }
 }
 
-fn apply(members: &mut Members, heard: Vec<Heard>, me: Option<&PodId>, now: Instant) {
+/// `me`: the pod that this process is, and its life.
+fn apply(members: &mut Members, heard: Vec<Heard>, me: Option<(&PodId, u64)>, now: Instant) {
+    let own_life = me.map(|(_, life)| life);
+    let me = me.map(|(id, _)| id);
+    members.namesake = None;
     let mut lives: BTreeMap<PodId, (u64, Box<PodState>)> = BTreeMap::new();
     members.gateways.clear();
     for Heard { name, life, says } in heard {
         match says {
             Some(Says::Gateway(gateway)) => drop(members.gateways.insert(name, gateway)),
+            Some(Says::Pod(id, state)) if Some(&id) == me && Some(life) != own_life => {
+                members.namesake = Some((state.address, life));
+            }
             // After a quick restart both lives of a pod can be taken to be there: the newer one counts.
             Some(Says::Pod(id, state)) if lives.get(&id).is_none_or(|(known, _)| *known < life) => {
                 lives.insert(id, (life, state));

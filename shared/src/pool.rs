@@ -95,6 +95,13 @@ impl LoadReport {
     pub fn fraction(&self) -> f64 {
         self.ingress.max(self.cpu).max(self.log).max(self.memory)
     }
+
+    /// The pod has none any more, nor anything that waits.
+    pub fn forget_streams(&mut self) {
+        self.sequence += 1;
+        (self.bytes_per_s, self.streams, self.lag_ms) = (0.0, 0, 0);
+        self.tables.clear();
+    }
 }
 
 impl Default for LoadReport {

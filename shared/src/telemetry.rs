@@ -19,8 +19,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// At `trace` it tells whole messages, with the records and the token in them.
-const NEVER_TRACED: &str = "tungstenite=debug";
+/// At `trace` it tells whole messages, with the records and the token in them; at `debug` each close.
+const NEVER_TRACED: &str = "tungstenite=info";
 
 /// Installs the process's log subscriber. Lines go to standard error. A second call does nothing.
 ///

@@ -43,7 +43,7 @@ pub(crate) struct LogConfig {
 impl Default for LogConfig {
     fn default() -> Self {
         Self {
-            filter: "info,chitchat=warn,delta_kernel=warn,delta_kernel_default_engine=warn".to_owned(),
+            filter: "info,chitchat=error,delta_kernel=warn,delta_kernel_default_engine=warn".to_owned(),
             format: LogFormat::Text,
         }
     }

@@ -16,6 +16,7 @@ mod scale;
 mod send;
 mod tables;
 mod up;
+mod verify;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,6 +48,8 @@ enum Command {
     Send(send::SendArgs),
     /// Lists the tables, or describes one.
     Tables(tables::TablesArgs),
+    /// Checks a table: of each stream, which records are there, absent, or there twice.
+    Verify(verify::VerifyArgs),
     /// Shows the pods of the pool.
     Pods(pool::PodsArgs),
     /// Asks a pod to hand over its streams, commit what it has, and end.
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
                 config::Config::check_environment()?;
                 tables::run(args).await
             }
+            Command::Verify(args) => verify::run(config, args).await,
             Command::Pods(args) => pool::pods(args).await,
             Command::Drain(args) => pool::drain(args).await,
             Command::Join(args) => pool::join(args).await,

@@ -144,7 +144,9 @@ pub(crate) async fn drain(args: DrainArgs) -> Result<ExitCode> {
     query.extend(args.pace.map(|pace| format!("pace={pace}")));
     let (pod, path) = (&args.pod, format!("/v1/pods/{}/drain?{}", args.pod, query.join("&")));
     let mut body = args.admin.ask("POST", &path).await?;
+    let mut was_draining = false;
     loop {
+        was_draining |= body["phase"] == "draining";
         let phase = body["phase"].as_str().unwrap_or("?");
         let left = body.get("left").map(|left| format!(": {}", left_text(left))).unwrap_or_default();
         print::answer(format_args!("{pod} is {phase}{left}"))?;
@@ -155,6 +157,9 @@ pub(crate) async fn drain(args: DrainArgs) -> Result<ExitCode> {
                 "{pod} was lost before it had drained: what is in its log is committed when it is started again"
             ),
             _ if !args.wait => return Ok(ExitCode::SUCCESS),
+            "active" if was_draining => bail!(
+                "{pod} takes streams again: it was told to, or no other pod does; start another one, or say --force"
+            ),
             _ => tokio::time::sleep(LOOK_INTERVAL).await,
         }
         body = args.admin.ask("GET", &format!("/v1/pods/{pod}")).await?;

@@ -150,7 +150,8 @@ async fn ready(State(app): State<Arc<App>>) -> Result<&'static str, Refusal> {
         return Err(going_away().into());
     }
     let ready = app.upstream.is_ready().await;
-    let message = "no pod answers: streams cannot be opened; see gateway.pods, and whether they run";
+    let message =
+        "no pod answers: streams cannot be opened; see cluster.seeds or gateway.pods, and whether they run";
     ready.then_some("ready\n").ok_or_else(|| Error::unavailable("no_pod_answers", message).into())
 }
 

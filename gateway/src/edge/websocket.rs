@@ -45,8 +45,8 @@ const TELL_BYTES: usize = 32 << 10;
 const WRITE_BUFFER_BYTES_MAX: usize = 256 << 10;
 /// A silent connection is asked whether it is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Not even a pong for this long: it is not.
-const SILENCE_MAX: Duration = Duration::from_secs(95);
+/// Not even a pong in this long, as ticks see it: it is not.
+const SILENCE_MAX: Duration = Duration::from_secs(65);
 /// After a close the rest of what the producer sends is thrown away for this long. Without it the kernel
 /// answers unread bytes with a reset, which takes the error frame with it.
 const LINGER: Duration = Duration::from_secs(2);
@@ -92,7 +92,9 @@ struct WebSocketEdge {
     /// While a message has begun.
     progress: Progress,
     ping: Interval,
+    /// When the last tick was that found bytes of the producer, and how far they had come then.
     heard_at: Instant,
+    heard: u64,
     /// The producer has begun to close. The answer is written with the next touch of the socket, so it is not
     /// touched until all is durable.
     closing: bool,
@@ -122,6 +124,7 @@ impl WebSocketEdge {
             progress: Progress::new(app.config.read_timeout(), FRAME_STEP_BYTES),
             ping,
             heard_at: Instant::now(),
+            heard: 0,
             closing: false,
             broken: None,
         }
@@ -227,7 +230,6 @@ impl WebSocketEdge {
                 Poll::Ready(None) => return Poll::Ready(Input::Gone(CONNECTION_LOST)),
                 Poll::Pending => return self.poll_progress(cx),
             };
-            self.heard_at = Instant::now();
             let input = match (message, &self.mode) {
                 (Message::Close(_), _) => {
                     self.closing = true;
@@ -265,6 +267,10 @@ impl WebSocketEdge {
 
     fn poll_ping(&mut self, cx: &mut Context<'_>) -> Poll<Input> {
         ready!(self.ping.poll_tick(cx));
+        let moved = self.socket.get_ref().frames.moved;
+        if moved != self.heard {
+            (self.heard, self.heard_at) = (moved, Instant::now());
+        }
         if self.heard_at.elapsed() > SILENCE_MAX {
             return Poll::Ready(Input::Gone("no answer to pings"));
         }

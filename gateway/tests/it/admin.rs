@@ -41,7 +41,7 @@ impl Pool {
     /// As if the pod had said so.
     fn says(&self, pod: &FakePod, phase: Phase, load: LoadReport) {
         let (id, address) = pod.address();
-        self.membership.announce_pod(&id, PodState { address, phase, zone: None, load });
+        self.membership.announce_pod(&id, PodState { address, phase, zone: None, tables: None, load });
     }
 
     async fn ask(&self, method: &str, path: &str) -> (u16, Value) {
@@ -120,7 +120,8 @@ async fn a_drain_is_passed_on_with_its_deadline_and_pace_as_often_as_it_is_wishe
         );
         assert_eq!(body["left"]["deadline_ms"], deadline_ms, "{body}");
         let asked = two.see(|memory| memory.drains.last().cloned());
-        assert_eq!(asked, Some(proto::DrainRequest { deadline_ms, streams_per_s }), "{query}");
+        let force = query.contains("force=true");
+        assert_eq!(asked, Some(proto::DrainRequest { deadline_ms, streams_per_s, force }), "{query}");
     }
     assert_eq!((one.see(|memory| memory.drains.len()), two.see(|memory| memory.drains.len())), (0, 5));
 }
@@ -141,6 +142,7 @@ async fn the_last_active_pod_drains_only_by_force() {
     pool.refuses(("POST", "/v1/pods/pod-1/drain"), (409, "last_pod"), &["pod-1"]).await;
     let (status, body) = pool.ask("POST", "/v1/pods/pod-1/drain?force=true").await;
     assert_eq!((status, &body["phase"]), (202, &json!("draining")), "{body}");
+    assert!(one.see(|memory| memory.drains.last().is_some_and(|asked| asked.force)), "the pod is told so");
     // One that is no active pod is nobody's last.
     pool.says(&two, Phase::Draining, LoadReport::default());
     assert_eq!(pool.ask("POST", "/v1/pods/pod-2/drain").await.0, 202);

@@ -30,8 +30,8 @@ pub use process::Planted;
 pub use world::{Counts, Plan};
 
 use crate::auditor::Verdict;
-use crate::crash::judge;
 use crate::history::{History, StreamHistory};
+use crate::judge::judge;
 use world::World;
 
 /// Real memory for a simulated thread.

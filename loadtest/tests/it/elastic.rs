@@ -48,7 +48,7 @@ async fn a_pod_that_is_to_wait_after_its_drain_ends_at_its_signal_alone() {
     let sluice = find_sluice().expect("the program under test");
     let dir = tempfile::tempdir().expect("a directory");
     let env = [("SLUICE_POD__AFTER_DRAIN", "wait")];
-    let options = Options { sluice: &sluice, dir: dir.path(), env: &env, pods: 2, gateways: 1 };
+    let options = Options { env: &env, ..Options::new(&sluice, dir.path(), 2, 1) };
     let pool = Pool::start(&options).await.expect("starts");
     let (_, admin) = pool.admins().next().expect("a gateway");
     admin.post("/v1/pods/pod-2/drain").await.expect("taken");

@@ -1,7 +1,8 @@
 //! Tests on real processes: the `sluice` program of the same profile must have been built (`make test` does).
 
-mod crash;
 mod sim_cluster;
+mod chaos;
+mod bugs;
 mod elastic;
 mod burst;
 mod bench;

@@ -18,6 +18,7 @@ use sluice_shared::table::TableSpec;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Streaming;
+use uuid::Uuid;
 
 use super::{End, PodService, StreamAnswer, table_name, tell};
 use crate::decode::described::{self, DescribedDecoder};
@@ -95,6 +96,7 @@ struct Wish {
     whole_requests: bool,
     existence: proto::Existence,
     client: Option<String>,
+    claim: Uuid,
     moves: bool,
 }
 
@@ -115,6 +117,7 @@ impl Wish {
             old: self.existence == proto::Existence::Old,
             encoding: self.counts_requests().then_some(self.encoding),
             client: self.client.clone(),
+            claim: self.claim,
         }
     }
 }
@@ -157,6 +160,7 @@ impl TryFrom<proto::Open> for Wish {
             whole_requests: open.whole_requests,
             existence,
             moves: open.moves,
+            claim: Uuid::from_slice(&open.claim).unwrap_or_default(),
             client: Some(open.client).filter(|client| !client.is_empty()),
         })
     }
@@ -282,8 +286,12 @@ impl Opener<'_> {
     async fn named(&self, table: &Table, name: &StreamName, wish: &Wish) -> Result<Place, Error> {
         let (records, ours) = (Records::new(table.store(), name.clone()), &self.service.log);
         if wish.session.0 > 0 {
-            let record = records.join_session(wish.session, ours).await?;
+            let record = records.join_session(wish.session, ours, &wish.session_terms()).await?;
             return Ok(wish.go_on(record.stream(), wish.session));
+        }
+        // An open that its gateway has given up must not fence what was opened since.
+        if self.answers.is_closed() {
+            return Err(Error::unavailable("given_up", "the gateway has given this open up"));
         }
         let record = records.begin_session(ours, &wish.session_terms()).await?;
         let (id, session) = (record.stream(), record.session);
@@ -330,12 +338,10 @@ impl Opener<'_> {
         let spec = spec.map_err(|error| End::Failed(error.at_offset(first.first_offset)))?;
         let table = self.create_or_open(&wish, spec).await.map_err(End::Failed)?;
         if let Some(name) = &wish.name {
-            // It was opened as a new stream before there was a table: another producer may have done so too.
+            // It was opened as a new stream before there was a table: another producer may have been faster.
             let records = Records::new(table.store(), name.clone());
-            records
-                .begin_first_session(&self.service.log, &wish.session_terms())
-                .await
-                .map_err(End::Failed)?;
+            let joined = records.join_session(FIRST_SESSION, &self.service.log, &wish.session_terms()).await;
+            joined.map_err(End::Failed)?;
         }
         let opened = self.hold(&wish, table, &place, None).map_err(End::Failed)?;
         Ok(Opened { early, ..opened })

@@ -20,6 +20,8 @@ use uuid::Uuid;
 
 /// Older versions of a record that are kept behind the newest, for a reader that has just listed them.
 const OLD_VERSIONS_KEPT: u64 = 4;
+/// Claims of older sessions that are remembered: an open that comes late must not fence who came after it.
+const CLAIMS_KEPT: usize = 8;
 /// Tries against rivals before an open is given up as `Unavailable`.
 const TRIES_MAX: u32 = 20;
 /// The session of a stream's first producer.
@@ -34,6 +36,12 @@ pub struct StreamRecord {
     pub incarnation: u64,
     /// The newest session.
     pub session: SessionId,
+    /// Who holds that session: made anew by the gateway for each producer's hold on the stream, the same in all its opens.
+    #[serde(default, skip_serializing_if = "Uuid::is_nil")]
+    pub claim: Uuid,
+    /// Those of the sessions before, the newest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    past_claims: Vec<Uuid>,
     /// The logs that may hold runs of the stream that the table does not have yet.
     pub logs: Vec<LogEntry>,
     /// How the records of a stream that counts its requests are encoded.
@@ -79,16 +87,29 @@ impl Records {
         Self { store, folder, name }
     }
 
-    /// Begins a new session: raises the session number and adds `log`. Answers the new record, in which all logs
-    /// still stand that the older sessions may have written to.
+    /// Begins a new session: raises the session number and adds `log`. An open of the newest session that comes once more,
+    /// since its answer was lost or late, is that session. Answers the new record, in which all logs still stand that the
+    /// older sessions may have written to.
     ///
     /// # Errors
-    /// What `terms` say of the stream; `Unavailable` where the storage fails or rivals are always faster.
+    /// What `terms` say of the stream; `Fenced` for an open that a newer session has overtaken; `Unavailable` where the
+    /// storage fails or rivals are always faster.
     pub async fn begin_session(&self, log: &LogEntry, terms: &SessionTerms) -> Result<StreamRecord, Error> {
         self.change(|old| {
             terms.check(&self.name, old.as_ref())?;
             let mut new = old.unwrap_or_else(|| self.first());
-            new.session.0 += 1;
+            if new.past_claims.contains(&terms.claim) {
+                return Err(super::fenced(&new.stream(), new.session));
+            }
+            if terms.claim.is_nil() || terms.claim != new.claim {
+                new.session.0 += 1;
+                let past = std::mem::replace(&mut new.claim, terms.claim);
+                new.past_claims.extend(Some(past).filter(|past| !past.is_nil()));
+                let excess = new.past_claims.len().saturating_sub(CLAIMS_KEPT);
+                new.past_claims.drain(..excess);
+            } else if new.logs.contains(log) {
+                return Ok(None);
+            }
             new.encoding = new.encoding.or(terms.encoding);
             new.client = new.client.or_else(|| terms.client.clone());
             add(&mut new.logs, log);
@@ -114,47 +135,35 @@ impl Records {
         .await
     }
 
-    /// Begins the first session of a stream that nobody has opened yet.
+    /// Goes on in `session`, which is `terms.claim`'s: adds `log`, so that a newer session will ask it too. A session that
+    /// opened before its table was made is the first, and has no record yet: whoever comes first with records gets it.
     ///
     /// # Errors
-    /// `Unavailable` where somebody has, or the storage fails.
-    pub async fn begin_first_session(
+    /// `Fenced` where the session is another claim's, or there is a newer one; `NotFound` where the stream is not known;
+    /// `Forbidden` where it is another client's; `Unavailable` where the storage fails.
+    pub async fn join_session(
         &self,
+        session: SessionId,
         log: &LogEntry,
         terms: &SessionTerms,
     ) -> Result<StreamRecord, Error> {
-        self.change(|old| match old {
-            None => {
-                let logs = vec![log.clone()];
-                let client = terms.client.clone();
-                Ok(Some(StreamRecord { session: FIRST_SESSION, logs, client, ..self.first() }))
-            }
-            Some(_) => {
-                let message = format!(
-                    "stream {}: another producer opened it at the same time: open it again",
-                    self.name
-                );
-                Err(Error::unavailable("stream_contended", message))
-            }
-        })
-        .await
-    }
-
-    /// Goes on in `session`: adds `log`, so that a newer session will ask it too.
-    ///
-    /// # Errors
-    /// `Fenced` where there is a newer session; `NotFound` where the stream is not known; `Unavailable`.
-    pub async fn join_session(&self, session: SessionId, log: &LogEntry) -> Result<StreamRecord, Error> {
         self.change(|old| {
-            // A session that opened before its table was made is the first, and has no record yet.
-            let first = || Some(StreamRecord { session: FIRST_SESSION, ..self.first() });
-            let Some(mut record) = old.or_else(|| first().filter(|_| session == FIRST_SESSION)) else {
+            let first = || StreamRecord {
+                session: FIRST_SESSION,
+                claim: terms.claim,
+                client: terms.client.clone(),
+                ..self.first()
+            };
+            let Some(mut record) = old.or_else(|| (session == FIRST_SESSION).then(first)) else {
                 return Err(not_found(&self.name));
             };
+            check_client(&record, terms.client.as_deref())?;
             if record.retired {
                 return Err(retired(&self.name));
             }
-            if record.session != session {
+            // Who has no claim comes from before there were any.
+            let is_ours = terms.claim.is_nil() || record.claim.is_nil() || terms.claim == record.claim;
+            if record.session != session || !is_ours {
                 return Err(super::fenced(&record.stream(), session));
             }
             let added = add(&mut record.logs, log);
@@ -183,6 +192,8 @@ impl Records {
             name,
             incarnation: 0,
             session: SessionId(0),
+            claim: Uuid::nil(),
+            past_claims: Vec::new(),
             logs: Vec::new(),
             encoding: None,
             client: None,
@@ -294,6 +305,8 @@ pub struct SessionTerms {
     pub encoding: Option<Encoding>,
     /// Who opens it, where that was asked.
     pub client: Option<String>,
+    /// Tells this hold on the stream from all others.
+    pub claim: Uuid,
 }
 
 impl SessionTerms {
@@ -364,17 +377,60 @@ mod tests {
         LogEntry { log: LogId(Uuid::new_v4()), pod: pod.parse().expect("valid") }
     }
 
+    fn terms(claim: u128) -> SessionTerms {
+        SessionTerms { claim: Uuid::from_u128(claim), ..SessionTerms::default() }
+    }
+
+    #[tokio::test]
+    async fn an_open_that_comes_once_more_is_the_same_session_and_a_late_one_fences_nobody() {
+        let records = records(&Arc::new(InMemory::new()));
+        let (a, b) = (log("a"), log("b"));
+        let first = records.begin_session(&a, &terms(1)).await.expect("begun");
+        let again = records.begin_session(&b, &terms(1)).await.expect("the same");
+        assert_eq!((again.session, &again.logs), (first.session, &vec![a.clone(), b.clone()]));
+        assert_eq!(records.begin_session(&b, &terms(1)).await.expect("the same"), again, "nothing to change");
+        let second = records.begin_session(&b, &terms(2)).await.expect("begun");
+        for claim in [1, 2, 3] {
+            let late = records.begin_session(&a, &terms(claim)).await;
+            match claim {
+                1 => assert_eq!(late.expect_err("overtaken").kind, ErrorKind::Fenced),
+                2 => assert_eq!(late.expect("the same").session, second.session),
+                _ => assert_eq!(late.expect("newer").session, SessionId(second.session.0 + 1)),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_first_session_is_whose_records_came_first() {
+        let records = records(&Arc::new(InMemory::new()));
+        let (a, b) = (log("a"), log("b"));
+        records.join_session(FIRST_SESSION, &a, &terms(1)).await.expect("nobody was there");
+        for log in [&a, &b] {
+            let rival = records.join_session(FIRST_SESSION, log, &terms(2)).await.expect_err("a rival");
+            assert_eq!(rival.kind, ErrorKind::Fenced);
+        }
+        let moved = records.join_session(FIRST_SESSION, &b, &terms(1)).await.expect("its own");
+        assert_eq!(moved.logs, [a, b.clone()]);
+        let other = SessionTerms { client: Some("other".to_owned()), ..terms(1) };
+        assert_eq!(
+            records.join_session(FIRST_SESSION, &b, &other).await.expect("not asked before").claim,
+            moved.claim
+        );
+        let error = records.join_session(SessionId(2), &b, &terms(1)).await.expect_err("no such session");
+        assert_eq!(error.kind, ErrorKind::Fenced);
+    }
+
     #[tokio::test]
     async fn a_new_session_fences_the_older_wherever_it_is() {
         let records = records(&Arc::new(InMemory::new()));
         let (a, b) = (log("a"), log("b"));
-        let first = records.begin_session(&a, &SessionTerms::default()).await.expect("begun");
+        let first = records.begin_session(&a, &terms(1)).await.expect("begun");
         assert_eq!(first.session, SessionId(1));
-        let moved = records.join_session(first.session, &b).await.expect("joined");
+        let moved = records.join_session(first.session, &b, &terms(1)).await.expect("joined");
         assert_eq!(moved.logs, [a.clone(), b.clone()]);
-        let second = records.begin_session(&b, &SessionTerms::default()).await.expect("begun");
+        let second = records.begin_session(&b, &terms(2)).await.expect("begun");
         assert_eq!((second.session, second.logs), (SessionId(2), vec![a, b.clone()]));
-        let error = records.join_session(first.session, &b).await.expect_err("older");
+        let error = records.join_session(first.session, &b, &terms(1)).await.expect_err("older");
         assert_eq!(error.kind, ErrorKind::Fenced);
     }
 
@@ -394,12 +450,12 @@ mod tests {
     async fn logs_are_dropped_only_from_the_record_that_was_seen() {
         let records = records(&Arc::new(InMemory::new()));
         let (a, b) = (log("a"), log("b"));
-        let seen = records.begin_session(&a, &SessionTerms::default()).await.expect("begun");
-        let seen = records.join_session(seen.session, &b).await.expect("joined");
-        let newer = records.begin_session(&b, &SessionTerms::default()).await.expect("begun");
+        let seen = records.begin_session(&a, &terms(1)).await.expect("begun");
+        let seen = records.join_session(seen.session, &b, &terms(1)).await.expect("joined");
+        let newer = records.begin_session(&b, &terms(2)).await.expect("begun");
         records.keep_only(&seen, &b).await.expect("no change");
         records.keep_only(&newer, &b).await.expect("changed");
-        let record = records.join_session(newer.session, &b).await.expect("joined");
+        let record = records.join_session(newer.session, &b, &terms(2)).await.expect("joined");
         assert_eq!(record.logs, [b]);
     }
 }

@@ -5,6 +5,8 @@
 //! *Does not own*: what is committed and what to do about a conflict (`home`), Parquet (`parquet`).
 //! Keeps the local-disk half of P4: everything goes through one store that flushes file and directory.
 
+pub mod live;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
@@ -376,7 +378,7 @@ impl Delta {
     ) -> Put {
         // A put into the log of a table that is gone would make a table with a hole in its log.
         match self.tag(&base.directory, base.number()).await {
-            Ok(Some(tag)) if tag == base.tag => {}
+            Ok(tag) if tag.as_ref() == Some(&base.tag) => {}
             Ok(_) => return Put::Conflict,
             Err(error) => return Put::Unknown(error),
         }
@@ -462,8 +464,7 @@ impl Delta {
         .await
     }
 
-    /// None where the version is not there. A store that fails says nothing of that: a table that is there must not be
-    /// taken for one that is gone.
+    /// None where there is no such version. A store that fails is not taken for that: it would stop the table.
     async fn tag(&self, directory: &Path, version: TableVersion) -> Result<Option<Tag>, DeltaError> {
         let log = directory.clone().join("_delta_log").join(format!("{version:020}.json"));
         match self.store.head(&log).await {

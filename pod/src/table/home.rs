@@ -24,6 +24,7 @@ use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 use sluice_shared::error::Error;
+use sluice_shared::fault::{self, Bug, Point};
 use sluice_shared::ids::{LogId, PodId, StreamId, TableId, TableName, TableVersion};
 use sluice_shared::lifecycle::{TaskScope, now_us};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -392,6 +393,7 @@ impl HomeTask {
         let begun = Instant::now();
         self.round_at = Some(begun);
         let committed = self.commit(&requests).await;
+        let committed = committed.and_then(|outcomes| pass(Point::AnswerBefore).map(|()| outcomes));
         self.publish();
         let next = (begun + self.config.commit_interval).saturating_duration_since(Instant::now());
         let next = Some(next).filter(|_| self.is_shared());
@@ -509,10 +511,21 @@ impl HomeTask {
     /// Puts a version. False after a conflict or a lost answer; the table has been read anew then.
     async fn put(&mut self, map: WatermarkMap, adds: Vec<RecordBatch>) -> Result<bool, HomeError> {
         let map = self.claim(map).await?;
+        pass(Point::MapStored)?;
         let number = i64::try_from(map.number).expect("a number for each commit");
-        let transaction = vec![(TRANSACTION.to_owned(), number)];
+        let mut transaction = vec![(TRANSACTION.to_owned(), number)];
+        pass(Point::CommitBefore)?;
+        if fault::has(Bug::WatermarkApart) && !adds.is_empty() {
+            let alone = std::mem::take(&mut transaction);
+            if let Put::Committed(version) =
+                self.config.delta.commit(&self.view.version, Vec::new(), alone).await
+            {
+                self.view.version = *version;
+            }
+        }
         match self.config.delta.commit(&self.view.version, adds, transaction).await {
             Put::Committed(version) => {
+                pass(Point::CommitAfter)?;
                 self.view = View { version: *version, map: Arc::new(map) };
                 self.read_at = Instant::now();
                 return Ok(true);
@@ -523,6 +536,11 @@ impl HomeTask {
             Put::Unknown(error) => {
                 let table = &self.config.name;
                 tracing::warn!(%table, %error, "commit without an answer: reading the table anew");
+                if fault::has(Bug::BlindRetry) {
+                    let newest = self.config.delta.refresh(&self.view.version).await;
+                    self.view.version = newest.map_err(|error| failed(&self.config, error))?;
+                    return Err(HomeError::Again("a commit without an answer".to_owned()));
+                }
             }
         }
         self.reload().await?;
@@ -535,7 +553,7 @@ impl HomeTask {
             map.number = self.highest.max(self.view.map.number) + 1;
             self.highest = map.number;
             let bytes = map.encode().map_err(|error| again("encode the watermark map", &error))?;
-            let path = map_path(&self.config, &map.table.0, map.number);
+            let path = map_path(&self.config.directory, &map.table.0, map.number);
             match self.config.store.put_opts(&path, bytes.into(), PutMode::Create.into()).await {
                 Ok(_) => return Ok(map),
                 // The store may have tried twice by itself, and met its own first try.
@@ -611,6 +629,10 @@ async fn due_at(due: Option<Instant>) {
     }
 }
 
+fn pass(point: Point) -> Result<(), HomeError> {
+    fault::hit(point).map_err(|error| HomeError::Again(format!("{}: {error}", point.name())))
+}
+
 fn again(attempted: &str, error: &dyn std::error::Error) -> HomeError {
     HomeError::Again(format!("cannot {attempted}: {error}"))
 }
@@ -631,12 +653,13 @@ fn failed(config: &HomeConfig, error: DeltaError) -> HomeError {
     }
 }
 
-fn maps_path(config: &HomeConfig, table_id: &str) -> Path {
-    config.directory.clone().join("_sluice").join("watermarks").join(table_id)
+fn maps_path(directory: &Path, table_id: &str) -> Path {
+    directory.clone().join("_sluice").join("watermarks").join(table_id)
 }
 
-fn map_path(config: &HomeConfig, table_id: &str, number: u64) -> Path {
-    maps_path(config, table_id).join(format!("{number:020}.arrow"))
+/// Where a map is in the store, of a table in `directory`.
+pub(super) fn map_path(directory: &Path, table_id: &str, number: u64) -> Path {
+    maps_path(directory, table_id).join(format!("{number:020}.arrow"))
 }
 
 fn lost(config: &HomeConfig, what: &str) -> HomeError {
@@ -652,7 +675,7 @@ async fn read_map(config: &HomeConfig, version: &Version) -> Result<Arc<Watermar
         ensure_never_mapped(config, version).await?;
         return Ok(Arc::new(WatermarkMap::empty(id.clone())));
     };
-    let path = map_path(config, &id.0, number);
+    let path = map_path(&config.directory, &id.0, number);
     let map = match read(config, &path).await? {
         Some(map) => map.map_err(|error| lost(config, &format!("{path}: {error}")))?,
         None => {
@@ -671,7 +694,7 @@ async fn read_map(config: &HomeConfig, version: &Version) -> Result<Arc<Watermar
 
 /// A first attempt that was never committed leaves a map behind: it follows none, and holds no stream.
 async fn ensure_never_mapped(config: &HomeConfig, version: &Version) -> Result<(), HomeError> {
-    let directory = maps_path(config, &version.shape.id.0);
+    let directory = maps_path(&config.directory, &version.shape.id.0);
     let mut listed = config.store.list(Some(&directory));
     while let Some(meta) = listed.next().await {
         let meta = meta.map_err(|error| again("list the watermark maps", &error))?;

@@ -176,6 +176,14 @@ impl Route {
                 Err(why) => self.unanswered(&pod, &why),
             }
         }
+        self.commit_here(request).await
+    }
+
+    /// Commits in this pod, whoever the home is.
+    ///
+    /// # Errors
+    /// `HomeError`.
+    pub(super) async fn commit_here(&self, request: CommitRequest) -> Result<Routed, HomeError> {
         let Answer { outcome, view, next } = self.home.commit(request).await?;
         let next = next.map(|next| Instant::now() + next);
         Ok(Routed { outcome, news: News::View(view), next })

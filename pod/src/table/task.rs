@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
+use sluice_shared::fault::{self, Bug, Point};
 use sluice_shared::ids::StreamId;
 use sluice_shared::lifecycle::{TaskScope, block_in_place, blocking};
 use tokio::sync::watch;
@@ -333,6 +334,9 @@ impl TableTask {
                 Err(FlushError::Home(HomeError::Stopped(error))) => self.table.stop(&error),
                 Err(error) => {
                     tracing::warn!(table = %self.table.name, %error, "flush failed: trying again");
+                    if fault::has(Bug::BlindRetry) {
+                        progress.written.give_up();
+                    }
                     let cancelled = tokio::select! {
                         biased; // stopping wins over waiting
                         () = self.scope.cancelled() => true,
@@ -369,6 +373,7 @@ impl TableTask {
         for entry in at_hand.iter_mut().filter(|entry| entry.open.is_none()) {
             entry.open = entry.rows.as_ref().map(|(batch, _)| Entry::runs(batch));
         }
+        let mut is_rewritten = false;
         for _ in 0..JUDGED_ANEW_MAX {
             let known = self.table.known();
             let mut round = Round::judge(&known.map, at_hand);
@@ -390,7 +395,11 @@ impl TableTask {
             let (urgent, adds) = (self.is_urgent, progress.written.offer());
             let request = CommitRequest { urgent, runs, adds, ..request };
             self.writing = begun.elapsed();
-            let Routed { outcome, news, next } = self.table.route.commit(request).await?;
+            let route = &self.table.route;
+            // Files that have just been written are not old: the home's clock is far from this pod's.
+            let routed =
+                if is_rewritten { route.commit_here(request).await } else { route.commit(request).await };
+            let Routed { outcome, news, next } = routed?;
             self.next_round = next;
             self.table.learn(&news);
             match outcome {
@@ -399,7 +408,10 @@ impl TableTask {
                     return Ok(());
                 }
                 Outcome::Changed => {}
-                Outcome::Rewrite | Outcome::Reshaped => progress.written.give_up(),
+                Outcome::Rewrite | Outcome::Reshaped => {
+                    is_rewritten |= outcome == Outcome::Rewrite;
+                    progress.written.give_up();
+                }
             }
         }
         let what =
@@ -473,7 +485,10 @@ impl TableTask {
             encoding.push((group, blocking(move || encode(&shape, &sources))));
         }
         for (group, encoded) in encoding {
-            let files = self.put(encoded.await??).await?;
+            let encoded = encoded.await??;
+            pass(Point::ParquetClosed)?;
+            let files = self.put(encoded).await?;
+            pass(Point::ParquetStored)?;
             written.add(group, files, Instant::now());
         }
         Ok(())
@@ -556,6 +571,11 @@ fn flush_before(since: Instant, interval: Duration, ready: Option<Instant>) -> I
         ready += interval;
     }
     if ready > since { ready } else { latest }
+}
+
+fn pass(point: Point) -> Result<(), FlushError> {
+    fault::hit(point)
+        .map_err(|source| object_store::Error::Generic { store: "faults", source: source.into() }.into())
 }
 
 async fn at(deadline: Option<Instant>) {

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
+use sluice_shared::fault::{self, Faults, Point};
 use sluice_shared::ids::WalPosition;
 
 use super::WalError;
@@ -33,43 +34,8 @@ pub(super) struct Disk {
     directory: File,
     direct: bool,
     lock: Mutex<Option<File>>,
+    /// What is to go wrong on purpose.
     pub(super) faults: Faults,
-}
-
-/// What the tests want to go wrong; nothing without them.
-#[derive(Clone, Default)]
-pub(super) struct Faults {
-    /// Called before each operation; an error is taken for the operation's own, and it may block.
-    #[cfg(test)]
-    pub(super) plan: Option<Plan>,
-}
-
-#[cfg(test)]
-pub(super) type Plan = std::sync::Arc<dyn Fn(Operation) -> io::Result<()> + Send + Sync>;
-
-impl Faults {
-    #[cfg(test)]
-    fn check(&self, operation: Operation) -> io::Result<()> {
-        self.plan.as_ref().map_or(Ok(()), |plan| plan(operation))
-    }
-
-    #[cfg(not(test))]
-    #[allow(clippy::unused_self, reason = "the tests' faults hang on it")]
-    fn check(&self, _: Operation) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// What is about to happen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(test), allow(dead_code, reason = "read by the tests' faults only"))]
-pub(super) enum Operation {
-    /// A spare file is made.
-    Create,
-    /// A group is written.
-    Write(WalPosition),
-    /// A written group is flushed; not with direct I/O, where the write does it.
-    Flush(WalPosition),
 }
 
 /// What the directory holds.
@@ -234,7 +200,9 @@ impl Disk {
     /// Makes a spare file of written blocks: a write into blocks that were only allocated costs a journal commit.
     pub(super) fn create_spare(&self, spare: u64, bytes: u64) -> Result<(), WalError> {
         let path = self.spare_path(spare);
-        let created = self.faults.check(Operation::Create).and_then(|()| self.write_zeros(&path, bytes));
+        let nowhere = WalPosition { segment: 0, offset: 0 };
+        let created = self.faults.hit(Point::WalCreate, nowhere);
+        let created = created.and_then(|()| self.write_zeros(&path, bytes));
         if created.is_err() {
             // What was written of it must not take the room that is missing.
             let _ = std::fs::remove_file(&path);
@@ -318,13 +286,14 @@ impl SegmentFile {
 
     fn write_and_flush(&self, writer: usize, blocks: &[u8], offset: u64) -> io::Result<()> {
         let position = WalPosition { segment: self.number, offset };
-        self.faults.check(Operation::Write(position))?;
+        self.faults.hit(Point::WalWriteBefore, position)?;
         self.handles[writer].write_all_at(blocks, offset)?;
+        self.faults.hit(Point::WalWriteAfter, position)?;
         if !self.direct {
-            self.faults.check(Operation::Flush(position))?;
+            self.faults.hit(Point::WalFlushBefore, position)?;
             self.handles[writer].sync_data()?;
         }
-        Ok(())
+        self.faults.hit(Point::WalFlushAfter, position)
     }
 }
 
@@ -365,8 +334,8 @@ fn take_lock(dir: &Path) -> Result<File, WalError> {
 fn takes_direct_io(probe: &Path) -> Result<bool, WalError> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT | libc::O_DSYNC);
-    let tried =
-        options.open(probe).and_then(|file| file.write_all_at(AlignedBuffer::zeroed(BLOCK).bytes(BLOCK), 0));
+    let write = |file: File| file.write_all_at(AlignedBuffer::zeroed(BLOCK).bytes(BLOCK), 0);
+    let tried = fault::hit(Point::WalProbe).and_then(|()| options.open(probe)).and_then(write);
     let _ = std::fs::remove_file(probe);
     match tried {
         Ok(()) => Ok(true),

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use sluice_shared::fault::{self, Point};
+
 use super::WalError;
 use super::disk::is_full;
 use super::writer::{Ending, Shared, State};
@@ -73,8 +75,14 @@ pub(super) fn chore(state: &State) -> Option<Chore> {
     }
 }
 
+fn pass(shared: &Shared, point: Point, segment: u64) -> Result<(), WalError> {
+    let path = shared.disk.segment_path(segment);
+    fault::hit(point).map_err(|source| WalError::Io { action: "retire", path, source })
+}
+
 /// The file stays as a spare one where it is of use.
 fn retire(shared: &Shared, segment: u64) -> Result<(), WalError> {
+    pass(shared, Point::TrimBefore, segment)?;
     let mut state = shared.lock();
     let spare = state.take_spare_number();
     let bytes = state.live.get(&segment).map_or(0, |live| live.bytes);
@@ -84,6 +92,7 @@ fn retire(shared: &Shared, segment: u64) -> Result<(), WalError> {
     if !keep {
         shared.disk.remove_spare(spare)?;
     }
+    pass(shared, Point::TrimAfter, segment)?;
     let mut state = shared.lock();
     // Only now, with the file durably gone, may `trimmed` say so: what is trimmed never comes back.
     state.live.remove(&segment);

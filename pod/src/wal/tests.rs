@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use proptest::prelude::*;
 use proptest::sample::Index;
+use sluice_shared::fault::{Faults, Point};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-use super::disk::{Disk, Operation};
+use super::disk::Disk;
 use super::segment::BLOCK;
 use super::*;
 
@@ -40,11 +41,11 @@ fn open(config: WalConfig) -> Result<(Wal, Vec<Bytes>), WalError> {
 
 fn open_with_faults(
     config: WalConfig,
-    faults: impl Fn(Operation) -> std::io::Result<()> + Send + Sync + 'static,
+    faults: impl Fn(Point, WalPosition) -> std::io::Result<()> + Send + Sync + 'static,
     on_failure: Box<dyn Fn(&WalError) + Send + Sync>,
 ) -> Wal {
     let mut disk = Disk::open(&config.dir, config.direct_io).expect("opens");
-    disk.faults.plan = Some(Arc::new(faults));
+    disk.faults = Faults::planned(faults);
     Wal::open_on(disk, config, on_failure).expect("opens").0
 }
 
@@ -358,8 +359,8 @@ async fn a_full_disk_makes_slots_wait_and_is_left_when_there_is_room() {
     let dir = TempDir::new().expect("temporary directory");
     let full = Arc::new(AtomicBool::new(true));
     let seen = Arc::clone(&full);
-    let faults = move |operation| match operation {
-        Operation::Create if seen.load(Ordering::SeqCst) => Err(Error::from(ErrorKind::StorageFull)),
+    let faults = move |point, _| match point {
+        Point::WalCreate if seen.load(Ordering::SeqCst) => Err(Error::from(ErrorKind::StorageFull)),
         _ => Ok(()),
     };
     let wal = open_with_faults(config(dir.path()), faults, no_failure());
@@ -381,12 +382,9 @@ async fn a_failed_write_or_flush_is_the_end() {
         let dir = TempDir::new().expect("temporary directory");
         let config = WalConfig { direct_io, ..config(dir.path()) };
         let count = AtomicUsize::new(0);
-        let faults = move |operation| {
-            let counts = match operation {
-                Operation::Write(_) => !fail_flush,
-                Operation::Flush(_) => fail_flush,
-                Operation::Create => false,
-            };
+        let at = if fail_flush { Point::WalFlushBefore } else { Point::WalWriteBefore };
+        let faults = move |point, _| {
+            let counts = point == at;
             // Only the fourth fails: a retry would succeed.
             let fails = counts && count.fetch_add(1, Ordering::SeqCst) == 3;
             if fails { Err(Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
@@ -444,8 +442,8 @@ struct Hold {
 }
 
 impl Hold {
-    fn pass(&self, operation: Operation) -> std::io::Result<()> {
-        if let Operation::Write(position) = operation {
+    fn pass(&self, point: Point, position: WalPosition) -> std::io::Result<()> {
+        if point == Point::WalWriteBefore {
             self.written.lock().expect("sound").push(position.offset);
             let held = self.held.lock().expect("sound");
             drop(self.changed.wait_while(held, |held| held.contains(&position.offset)).expect("sound"));
@@ -464,7 +462,7 @@ async fn two_groups_are_on_their_way_and_told_of_in_order() {
     let dir = TempDir::new().expect("temporary directory");
     let hold = Arc::new(Hold::default());
     let passing = Arc::clone(&hold);
-    let wal = open_with_faults(config(dir.path()), move |operation| passing.pass(operation), no_failure());
+    let wal = open_with_faults(config(dir.path()), move |point, at| passing.pass(point, at), no_failure());
     drop(put(&wal, payload(0, 10)).await);
     hold.held.lock().expect("sound").push(2 * BLOCK as u64);
     let mut first = append(&wal, payload(1, 10)).await;
@@ -491,7 +489,7 @@ async fn what_waits_is_written_as_one_group_up_to_the_limit() {
     let hold = Arc::new(Hold::default());
     let passing = Arc::clone(&hold);
     hold.held.lock().expect("sound").extend([0, 2 * BLOCK as u64]);
-    let wal = open_with_faults(config(dir.path()), move |operation| passing.pass(operation), no_failure());
+    let wal = open_with_faults(config(dir.path()), move |point, at| passing.pass(point, at), no_failure());
     let mut waiting = Vec::new();
     for n in 0..2 {
         waiting.push(append(&wal, payload(n, 10)).await);
@@ -521,8 +519,8 @@ async fn segments_are_recycled_in_order_once_released() {
     let dir = TempDir::new().expect("temporary directory");
     let made = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&made);
-    let faults = move |operation| {
-        counted.fetch_add(usize::from(operation == Operation::Create), Ordering::SeqCst);
+    let faults = move |point, _| {
+        counted.fetch_add(usize::from(point == Point::WalCreate), Ordering::SeqCst);
         Ok(())
     };
     let wal = open_with_faults(config(dir.path()), faults, no_failure());
@@ -550,6 +548,30 @@ async fn segments_are_recycled_in_order_once_released() {
     let (wal, found) = open(config(dir.path())).expect("opens");
     assert!(found.len() < 9, "only the last segment is left: {}", found.len());
     wal.close().await;
+}
+
+#[tokio::test]
+async fn a_log_that_holds_nothing_when_it_is_closed_brings_nothing_back() {
+    let dir = TempDir::new().expect("temporary directory");
+    let config = config(dir.path());
+    for kept in [false, true, false] {
+        let (wal, entries) = open(config.clone()).expect("opens");
+        assert_eq!(entries.len(), 0, "of the life before");
+        for n in 0..20 {
+            put(&wal, payload(n, 10_000)).await.release();
+        }
+        let last = put(&wal, payload(20, 100)).await;
+        if kept {
+            drop(last);
+            wal.close().await;
+            let (wal, entries) = open(config.clone()).expect("opens");
+            assert_eq!(entries.last(), Some(&payload(20, 100)), "what is not released is kept");
+            drop(wal);
+            break;
+        }
+        last.release();
+        wal.close().await;
+    }
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use sluice_shared::fault::{self, Bug};
 use sluice_shared::ids::{Epoch, LogId, PodId, WalPosition};
 use tokio::sync::{Notify, Semaphore, watch};
 
@@ -236,8 +237,13 @@ fn run(shared: &Arc<Shared>, writer: usize, answer: &SyncSender<bool>) {
     let _ = answer.send(ask_for_real_time());
     let mut scratch = Scratch::new();
     while let Some((taken, bytes)) = shared.form(&mut scratch) {
+        let is_told_first = fault::has(Bug::AckBeforeFlush);
+        if is_told_first {
+            shared.complete(taken.place.chain.group);
+        }
         let written = taken.file.write(writer, scratch.buffer.bytes(bytes), taken.offset());
         match written {
+            Ok(()) if is_told_first => {}
             Ok(()) => shared.complete(taken.place.chain.group),
             Err(error) => shared.fail(&error),
         }
@@ -258,10 +264,12 @@ impl State {
         self.live.values().map(|live| live.bytes).sum::<u64>() + more * segment_bytes
     }
 
-    /// The oldest segment, where all its entries are released and it is not being written.
+    /// The oldest segment, where all its entries are released and it is not being written: once the writers have ended, the
+    /// last one too, so that a log that holds nothing is not replayed.
     pub(super) fn trimmable(&self) -> Option<u64> {
         let (number, live) = self.live.first_key_value()?;
-        let written = self.active.as_ref().is_some_and(|active| active.file.number == *number);
+        let active = self.active.as_ref().filter(|_| self.writers > 0);
+        let written = active.is_some_and(|active| active.file.number == *number);
         (live.outstanding == 0 && !written).then_some(*number)
     }
 

@@ -12,7 +12,8 @@ fn id(pod: &str) -> PodId {
 
 fn state(phase: Phase, sequence: u64) -> PodState {
     let load = LoadReport { sequence, ingress: 0.25, ..LoadReport::default() };
-    PodState { address: "127.0.0.1:7171".parse().expect("valid"), phase, zone: Some("a".to_owned()), load }
+    let address = "127.0.0.1:7171".parse().expect("valid");
+    PodState { address, phase, zone: Some("a".to_owned()), tables: None, load }
 }
 
 async fn member(name: &str, seeds: &[&Membership]) -> (Membership, TaskScope) {

@@ -5,8 +5,10 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 fn sluice(args: &[&str]) -> Command {
@@ -275,4 +277,84 @@ fn compressed_input_is_refused_by_its_name() {
     let (status, _, told) = up.run(&["send", "t", &file]);
     assert_eq!(status, 2, "{told}");
     assert!(told.contains("this is gzip: decompress it first"), "{told}");
+}
+
+/// Puts a version after the table's last one, which adds what `change` makes of the last file that was added.
+fn commit_by_hand(table: &Path, change: impl FnOnce(&mut Value)) -> u64 {
+    let log = table.join("_delta_log");
+    let names = fs::read_dir(&log).expect("a log").map(|entry| entry.expect("entry").path());
+    let mut commits: Vec<PathBuf> = names
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .filter(|path| path.file_stem().is_some_and(|stem| stem.len() == 20))
+        .collect();
+    commits.sort();
+    let text: String = commits.iter().map(|path| fs::read_to_string(path).expect("readable")).collect();
+    let mut actions = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let mut action = actions.rfind(|action| action.get("add").is_some()).expect("a file");
+    change(&mut action);
+    let version = commits.len() as u64;
+    fs::write(log.join(format!("{version:020}.json")), format!("{action}\n")).expect("written");
+    version
+}
+
+#[test]
+fn verify_counts_what_each_stream_has_and_names_what_must_not_be() {
+    let mut up = Up::start(&[]);
+    let first = up.file("first.ndjson", "{\"n\":1}\n");
+    assert_eq!(up.run(&["send", "t", &first, "--name", "maker"]).0, 0, "it makes the table");
+    let three = up.file("three.ndjson", "{\"n\":1}\n{\"n\":\"bad\"}\n{\"n\":3}\n");
+    assert_eq!(up.run(&["send", "t", &three, "--name", "loader"]).0, 1, "one is rejected");
+    up.child.kill().expect("running");
+    let data = up.dir.path().join("data").display().to_string();
+    let verify = |table: &str, more: &[&str]| run(sluice(&["verify", table, "--data", &data]).args(more));
+
+    let (status, text, error) = verify("t", &[]);
+    assert_eq!(status, 0, "{text}{error}");
+    let line = text.lines().find(|line| line.starts_with("loader#")).expect("its stream");
+    let numbers: Vec<&str> = line.split_whitespace().skip(1).collect();
+    assert_eq!(numbers, ["0", "2", "2", "0", "1", "0", "3", "absent:", "1"], "{text}");
+    assert!(text.contains("3 records of 2 streams; absent: 1, refused by name or lost"), "{text}");
+    assert_eq!(verify("t", &["--every-version"]).0, 0);
+
+    // What a broken writer would do: the same file once more, under another name.
+    let table = up.dir.path().join("data/tables/main/default/t");
+    let mut original = String::new();
+    let version = commit_by_hand(&table, |action| {
+        action["add"]["path"].as_str().expect("a path").clone_into(&mut original);
+        fs::copy(table.join(&original), table.join("copy.parquet")).expect("copied");
+        action["add"]["path"] = "copy.parquet".into();
+    });
+    let (status, text, _) = verify("t", &["--every-version"]);
+    assert_eq!(status, 1, "{text}");
+    assert!(
+        text.contains("FAULT stream loader#0: 2 offsets are there more than once, the first is 0"),
+        "{text}"
+    );
+    let (status, text, _) = verify("t", &["--json", "--version", &(version - 1).to_string()]);
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((status, &report["streams"][0]["records"], &report["faults"]), (0, &json!(2), &json!([])));
+    // And one that takes rows out, both copies.
+    for path in ["copy.parquet", &original] {
+        commit_by_hand(&table, |action| *action = json!({"remove": {"path": path, "dataChange": true}}));
+    }
+    let (status, text, _) = verify("t", &["--every-version"]);
+    assert_eq!(status, 1);
+    assert!(
+        text.contains("FAULT stream loader#0: 2 offsets of the version before are gone, the first is 0"),
+        "{text}"
+    );
+
+    let (status, _, error) = verify("nothing", &[]);
+    assert_eq!(status, 2);
+    assert!(error.contains("table main.default.nothing: no Delta table at"), "{error}");
+    let (status, _, error) = run(&mut sluice(&["verify", "t", "--data", "/nowhere"]));
+    assert_eq!(status, 2);
+    assert!(error.contains("no tables in /nowhere/tables: name the directory with --data"), "{error}");
+    let (status, _, error) = verify("t", &["--version", "99"]);
+    assert_eq!(status, 2);
+    assert!(error.contains("has no version 99: its newest is"), "{error}");
+    fs::remove_file(table.join("copy.parquet")).expect("removed");
+    let (status, _, error) = verify("t", &["--version", &version.to_string()]);
+    assert_eq!(status, 2);
+    assert!(error.contains("copy.parquet"), "{error}");
 }

@@ -18,6 +18,7 @@ mod names;
 mod specs;
 mod infer;
 mod records;
+mod rivals;
 mod bounds;
 mod frames;
 mod partitions;

@@ -271,6 +271,67 @@ async fn a_pod_is_drained_and_its_producer_sees_nothing_of_it() {
 }
 
 #[tokio::test]
+async fn a_pod_that_writes_other_tables_or_takes_a_name_that_is_taken_does_not_stay() {
+    let pool = Pool::start(&[], &[]).await;
+    let mut producer = Producer::connect(&pool).await;
+    producer.send().await;
+    let start = |id: &str, data: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.args(["pod", "--id", id, "--listen", "127.0.0.1:0", "--auto-create", "--seed", &pool.seed]);
+        command.args(["--gossip-listen", "127.0.0.1:0", "--data"]).arg(pool.dir.path().join(data));
+        let Output { status, stdout, stderr } = command.output().expect("runs");
+        let text = [stdout, stderr].concat();
+        (status.code(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let (status, said) = start("pod-3", "elsewhere");
+    assert!(matches!(status, Some(2 | 78)), "{status:?}: {said}");
+    assert!(said.contains("pod pod-3 writes other tables than pod pod-"), "{said}");
+    assert!(said.contains("pod.tables_dir (--data)"), "{said}");
+    // The log of its own makes it no other pod.
+    let (log, tables) = (pool.dir.path().join("log"), pool.dir.path().join("data/tables"));
+    let config = format!("[pod]\nwal_dir = {log:?}\ntables_dir = {tables:?}\n");
+    fs::write(pool.dir.path().join("twin.toml"), config).expect("written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    command.arg("--config").arg(pool.dir.path().join("twin.toml"));
+    command.args(["pod", "--id", "pod-1", "--listen", "127.0.0.1:0", "--seed", &pool.seed]);
+    command.args(["--gossip-listen", "127.0.0.1:0"]);
+    let (mut twin, _) = Process::start("twin", command, "listens on", pool.dir.path()).expect("starts");
+    let ended = twin.ends(ENDED).expect("ends");
+    assert_eq!(ended.code(), Some(78));
+    let said = fs::read_to_string(pool.dir.path().join("twin.log")).expect("a log");
+    assert!(said.contains("there is a pod pod-1 in the pool already, at "), "{said}");
+    let warned = fs::read_to_string(pool.dir.path().join("pod-1.log")).expect("a log");
+    assert!(warned.contains("another process says that it is this pod"), "{warned}");
+    producer.send().await;
+    pool.until_phases(["active", "active"]).await;
+    pool.check(&[producer]).await;
+    pool.end();
+}
+
+#[tokio::test]
+async fn of_two_last_pods_that_drain_at_once_one_stays() {
+    let mut pool = Pool::start(&[], &[]).await;
+    let mut producer = Producer::connect(&pool).await;
+    producer.send().await;
+    let drain = |pod: &'static str| {
+        let admin = pool.admin.clone();
+        std::thread::spawn(move || run(&admin, &["drain", pod, "--wait"]))
+    };
+    let drains = [drain("pod-1"), drain("pod-2")];
+    let ended = drains.map(|drain| drain.join().expect("runs"));
+    let drained: Vec<usize> = (0..2).filter(|nth| ended[*nth].0 == 0).collect();
+    assert_eq!(drained.len(), 1, "{ended:?}");
+    let (_, _, complaint) = &ended[1 - drained[0]];
+    let is_named =
+        complaint.contains("takes streams again") || complaint.contains("is the last one that takes streams");
+    assert!(is_named, "{complaint}");
+    producer.send().await;
+    assert_eq!(pool.take(drained[0]).ends(ENDED).expect("ends").code(), Some(0));
+    pool.check(&[producer]).await;
+    pool.end();
+}
+
+#[tokio::test]
 async fn a_pod_that_is_terminated_hands_its_streams_over() {
     let mut pool = Pool::start(&[], &[]).await;
     let mut producer = Producer::connect(&pool).await;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arrow::datatypes::Field;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
+use object_store::local::LocalFileSystem;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions,
     PutOptions, PutPayload, PutResult, Result,
@@ -111,4 +112,21 @@ async fn a_store_that_fails_does_not_make_a_table_vanish() {
 
     silent.is_silent.store(false, Ordering::Relaxed);
     assert_eq!(delta.refresh(&version).await.expect("there").number(), version.number());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_fails_is_no_table_that_is_gone() {
+    let dir = TempDir::new().expect("temporary directory");
+    let root = Path::from_absolute_path(dir.path().canonicalize().expect("there")).expect("a path");
+    let delta = Delta::new(Arc::new(LocalFileSystem::new()));
+    delta.create(&root, &spec().schema, &spec()).await.expect("made");
+    let version = delta.load(&root).await.expect("there");
+    // The name leads back to itself: the store can neither find it nor say that it is not there.
+    let log = dir.path().join("_delta_log/00000000000000000000.json");
+    std::fs::rename(&log, dir.path().join("aside")).expect("moved");
+    std::os::unix::fs::symlink(&log, &log).expect("made");
+    assert!(matches!(delta.refresh(&version).await, Err(DeltaError::Store(_))));
+    assert!(matches!(delta.commit(&version, Vec::new(), Vec::new()).await, Put::Unknown(_)));
+    std::fs::remove_file(&log).expect("removed");
+    assert!(matches!(delta.commit(&version, Vec::new(), Vec::new()).await, Put::Conflict));
 }

@@ -28,6 +28,8 @@ enum Fault {
     LostLoudly,
     /// Nothing is done.
     Refused,
+    /// Nothing is done, for by this pod's clock the files are old.
+    Old,
 }
 
 /// A pod's service as far as other pods' homes need it.
@@ -110,6 +112,10 @@ impl proto::pod_server::Pod for Served {
         let fault = self.faults.lock().expect("no panic").pop();
         if fault == Some(Fault::Refused) {
             return Err(Status::unavailable("on purpose"));
+        }
+        if fault == Some(Fault::Old) {
+            let (version, outcome) = (request.get_ref().version, proto::CommitOutcome::Rewrite.into());
+            return Ok(Response::new(proto::CommitResponse { version, outcome, ..Default::default() }));
         }
         let answer = self.tables.commit_for(request.into_inner()).await?;
         self.commits.fetch_add(1, Ordering::SeqCst);
@@ -332,6 +338,22 @@ async fn an_answer_that_is_lost_doubles_nothing() {
         assert!(peers[1].served.faults.lock().expect("no panic").is_empty(), "{fault:?} has happened");
         stop(peers).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_home_whose_clock_is_days_ahead_stops_no_table() {
+    let root = TempDir::new().expect("a directory");
+    let peers = peers(root.path(), 2, Duration::from_millis(2)).await;
+    see(&peers, |number| number == 1);
+    let (s, progress) = (stream("s"), Arc::new(StreamProgress::default()));
+    peers[0].table().await.follow(&s, progress.clone());
+    peers[1].served.faults.lock().expect("no panic").extend([Fault::Old; 100]);
+    peers[0].send(vec![run(&s, 1, 0, 10)]).await;
+    told(&progress, 10).await;
+    assert_eq!(peers[0].pod.reader().check_prefixes()[s.as_str()], 10);
+    let left = std::mem::take(&mut *peers[1].served.faults.lock().expect("no panic")).len();
+    assert!(left < 100, "the home was asked");
+    stop(peers).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

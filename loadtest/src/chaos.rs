@@ -1,0 +1,592 @@
+//! Chaos: a pool of real processes under everything that can happen to one, by a schedule that a seed decides; then the
+//! auditor judges every version of every table, and a reader that is not ours reads the last one.
+//!
+//! *Owns*: the run, who is down and why, what is done when.
+//! *Does not own*: the schedule (`schedule`), the load (`producer`), the processes (`pool`), what is made of it (`outcome`,
+//! `auditor`).
+//! Tests P1 to P6 and P8 on real processes.
+
+pub mod bugs;
+mod outcome;
+pub(crate) mod producer;
+pub mod schedule;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use sluice_client::{Client, Encoding};
+use sluice_shared::fault::{Action, Point, Then};
+use sluice_shared::lifecycle::{OnPanic, TaskScope};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+
+use crate::history::History;
+use crate::judge::{self, OtherReader};
+use crate::pool::{Member, Options, Pool};
+use crate::volume::Volume;
+use crate::workload::Shape;
+pub use outcome::{Figures, Outcome};
+use producer::{Kind, Producer, Told};
+use schedule::{Act, Kinds, Step, World, schedule};
+
+/// Between two looks at who has ended.
+const TICK: Duration = Duration::from_millis(20);
+/// A death that has not come in this time comes in the next pod.
+const DEATH_WAIT: Duration = Duration::from_millis(1_500);
+/// So many more drains are tried for a death in a handoff.
+const HANDOFFS_MAX: usize = 3;
+/// What goes wrong at a point is taken back after this.
+const FAULT_LASTS: Duration = Duration::from_secs(3);
+/// For all records to come into their tables once all is calm.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(90);
+/// A pod whose log has failed ends with it.
+const EXIT_LOG_FAILED: i32 = 74;
+/// The pod whose log is written through the page cache.
+const BUFFERED: &str = "pod-2";
+const ENOSPC: i32 = 28;
+const EINVAL: i32 = 22;
+/// What a pod of the rig is told: small segments, so that many are made and taken away; short waits.
+const ENV: [(&str, &str); 6] = [
+    ("SLUICE_POD__SEGMENT_BYTES", "1MiB"),
+    ("SLUICE_POD__RECORD_BYTES_MAX", "100KiB"),
+    ("SLUICE_POD__WAL_BYTES_MAX", "32MiB"),
+    ("SLUICE_POD__FLUSH_INTERVAL_MS", "300"),
+    ("SLUICE_POD__CHECKPOINT_INTERVAL", "20"),
+    ("SLUICE_POD__DRAIN_TIMEOUT_MS", "5000"),
+];
+
+/// How hard it is.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// Everything that is random comes from it, but for the machine's share.
+    pub seed: u64,
+    /// How long things happen.
+    pub lasts: Duration,
+    /// Which.
+    pub kinds: Kinds,
+    /// Pods.
+    pub pods: usize,
+    /// Gateways.
+    pub gateways: usize,
+    /// Tables; half of the streams go into the first.
+    pub tables: usize,
+    /// Streams at one time.
+    pub streams: usize,
+    /// Python with `deltalake`, where there is one.
+    pub python: Option<PathBuf>,
+}
+
+impl Scenario {
+    /// Everything, in a pool of two gateways and three pods.
+    pub fn seeded(seed: u64, lasts: Duration) -> Self {
+        let (kinds, pods, gateways) = (Kinds::All, 3, 2);
+        Self { seed, lasts, kinds, pods, gateways, tables: 3, streams: 14, python: judge::find_python() }
+    }
+
+    fn world(&self) -> World {
+        World { pods: self.pods, gateways: self.gateways, kinds: self.kinds }
+    }
+
+    /// What happens, in words.
+    pub fn schedule(&self) -> Vec<Step> {
+        schedule(self.seed, self.lasts, self.world())
+    }
+
+    fn kind_of(&self, stream: usize) -> Kind {
+        if self.kinds == Kinds::Ends {
+            let kinds = [Kind::Named(Encoding::Json), Kind::Named(Encoding::Arrow), Kind::Ephemeral];
+            return kinds[stream % kinds.len()];
+        }
+        match stream % 7 {
+            0 | 3 => Kind::Named(Encoding::Json),
+            1 => Kind::Named(Encoding::Arrow),
+            4 => Kind::Vanishing(Encoding::Json),
+            5 => Kind::Vanishing(Encoding::Arrow),
+            _ => Kind::Ephemeral,
+        }
+    }
+
+    fn table_of(&self, stream: usize) -> String {
+        table_name(if stream.is_multiple_of(2) { 0 } else { (1 + stream / 2) % self.tables })
+    }
+}
+
+fn table_name(table: usize) -> String {
+    if table == 0 { "hot".to_owned() } else { format!("table_{table}") }
+}
+
+/// Runs the scenario with data below `dir`, and tells `say` where it is. The thread that calls must outlive it, and be
+/// the one that polls it.
+///
+/// # Errors
+/// A process that ends for no reason, or does not start; a table that cannot be read. Broken promises and streams that
+/// fail are not errors here: they are in the outcome.
+pub async fn run(
+    sluice: &Path,
+    dir: &Path,
+    scenario: &Scenario,
+    say: &(dyn Fn(&str) + Sync),
+) -> anyhow::Result<Outcome> {
+    let steps = scenario.schedule();
+    steps.iter().for_each(|step| say(&step.to_string()));
+    let mut figures = Figures::default();
+    let volume = mount(dir, scenario, &mut figures);
+    let options = Options {
+        env: &ENV,
+        faults: true,
+        cuts: scenario.kinds == Kinds::All,
+        ..Options::new(sluice, dir, scenario.pods, scenario.gateways)
+    };
+    let buffered = Action { times: 0, then: Then::Fail(EINVAL), ..Action::default() };
+    options.faults_of(&Member::Pod(BUFFERED.to_owned())).arm(Point::WalProbe, &buffered)?;
+    let pool = Pool::start(&options).await?;
+    let mut run = Run::new(pool, scenario, say, volume, figures);
+    let ran = run.all(&steps).await;
+    let told = ran.map_err(|error| anyhow!("{error:#}\n{}", run.pool.log_tails()))?;
+    run.count()?;
+    let Run { pool, mut figures, volume, .. } = run;
+    let names: Vec<String> = (0..scenario.tables).map(table_name).collect();
+    let dirs: BTreeMap<String, PathBuf> =
+        names.iter().map(|name| (name.clone(), pool.table_dir(name))).collect();
+    say("all streams have ended: the pool drains");
+    pool.drain()?;
+    drop(volume);
+    say("the auditor reads");
+    let mut histories: BTreeMap<String, History> = BTreeMap::new();
+    for told in told {
+        figures.add(&told);
+        histories.entry(told.table).or_default().streams.extend(told.notes);
+    }
+    let mut outcome =
+        Outcome { seed: scenario.seed, lasts: scenario.lasts, verdicts: BTreeMap::new(), figures };
+    let other = OtherReader::new(scenario.python.as_deref());
+    for (name, dir) in dirs {
+        let history = histories.remove(&name).unwrap_or_default();
+        outcome.figures.records += history.sent();
+        outcome.verdicts.insert(name.clone(), judge::judge(&dir, &history)?);
+        match &other {
+            Some(other) => other.agrees(&dir).with_context(|| format!("table {name}"))?,
+            None => outcome.figures.skip("a reader that is not ours (no Python with deltalake)"),
+        }
+    }
+    Ok(outcome)
+}
+
+/// A volume for the last pod's log, where the machine allows it.
+fn mount(dir: &Path, scenario: &Scenario, figures: &mut Figures) -> Option<Volume> {
+    if scenario.kinds != Kinds::All {
+        return None;
+    }
+    let at = dir.join(format!("data/pods/pod-{}/wal", scenario.pods));
+    let mounted = std::fs::create_dir_all(dir).map_err(anyhow::Error::from);
+    match mounted.and_then(|()| Volume::mount(&dir.join("volume.ext4"), &at)) {
+        Ok(volume) => Some(volume),
+        Err(why) => {
+            figures.skip(&format!("power loss, and a disk that is really full ({why:#})"));
+            None
+        }
+    }
+}
+
+/// What is to be done at some time.
+#[derive(Debug)]
+enum Later {
+    Start(Member),
+    Continue(Member),
+    /// A death that has not come is to come elsewhere: so many pods are left to try.
+    Die(Member, Point, usize),
+    /// The same of a gateway: so many drains are left to try.
+    DieInHandoff(Member, Point, usize),
+    Disarm(Member, Point),
+    /// A storm goes on: so many kills are left.
+    Storm(Member, u32),
+    Empty,
+}
+
+struct Run<'a> {
+    pool: Pool,
+    scenario: &'a Scenario,
+    say: &'a (dyn Fn(&str) + Sync),
+    volume: Option<Volume>,
+    /// The machine's share of chance: how long who is down stays down.
+    random: StdRng,
+    began: Instant,
+    later: Vec<(Instant, Later)>,
+    /// SIGTERM was sent to them.
+    draining: BTreeSet<Member>,
+    /// Until then they may fail, for that was asked for: to start, or by their logs.
+    failing: BTreeMap<Member, Instant>,
+    figures: Figures,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        pool: Pool,
+        scenario: &'a Scenario,
+        say: &'a (dyn Fn(&str) + Sync),
+        volume: Option<Volume>,
+        figures: Figures,
+    ) -> Self {
+        Self {
+            pool,
+            scenario,
+            say,
+            volume,
+            random: StdRng::seed_from_u64(!scenario.seed),
+            began: Instant::now(),
+            later: Vec::new(),
+            draining: BTreeSet::new(),
+            failing: BTreeMap::new(),
+            figures,
+        }
+    }
+
+    async fn all(&mut self, steps: &[Step]) -> anyhow::Result<Vec<Told>> {
+        self.make_tables().await?;
+        let (scope, stop) = (TaskScope::new(OnPanic::EndTask), Arc::new(AtomicBool::new(false)));
+        let mut ended = self.start_producers(&scope, &stop);
+        self.began = Instant::now();
+        for step in steps {
+            while self.began.elapsed() < step.at {
+                self.tick().await?;
+            }
+            self.act(&step.act).with_context(|| step.to_string())?;
+        }
+        while self.began.elapsed() < self.scenario.lasts {
+            self.tick().await?;
+        }
+        (self.say)("calm: all that is down starts again");
+        self.calm().await?;
+        stop.store(true, Ordering::Relaxed);
+        let mut told = Vec::new();
+        while told.len() < self.scenario.streams {
+            let next = tokio::time::timeout(2 * FINISH_TIMEOUT, ended.recv()).await;
+            told.push(next.context("producers have not ended in time")?.context("a producer panicked")?);
+        }
+        Ok(told)
+    }
+
+    /// They are there before the first JSON record, so that their types are not inferred.
+    async fn make_tables(&self) -> anyhow::Result<()> {
+        let client = Client::connect(&self.pool.urls(0)).await?;
+        for table in 0..self.scenario.tables {
+            let stream = client.stream(table_name(table)).schema(Shape::ServiceEvent.schema());
+            stream.open().await?.finish_durable().await?;
+        }
+        Ok(())
+    }
+
+    fn start_producers(&self, scope: &TaskScope, stop: &Arc<AtomicBool>) -> mpsc::Receiver<Told> {
+        let mut random = StdRng::seed_from_u64(self.scenario.seed);
+        let (done, ended) = mpsc::channel(self.scenario.streams);
+        for number in 0..self.scenario.streams {
+            let producer = Producer {
+                number,
+                table: self.scenario.table_of(number),
+                kind: self.scenario.kind_of(number),
+                urls: self.pool.urls(number),
+                seed: random.random(),
+                stop: Arc::clone(stop),
+            };
+            let done = done.clone();
+            scope.spawn("producer", async move {
+                // Whoever waits has gone only when the test has failed already.
+                let _ = done.send(producer.run(FINISH_TIMEOUT).await).await;
+            });
+        }
+        ended
+    }
+
+    /// Looks who has ended, and does what is due.
+    async fn tick(&mut self) -> anyhow::Result<()> {
+        for member in self.pool.members() {
+            let ended = self.pool.process(&member).map(|process| process.ended()).transpose()?.flatten();
+            if let Some(status) = ended {
+                self.ended(&member, status)?;
+                self.is_down(member);
+            }
+        }
+        let now = Instant::now();
+        let (due, later) = std::mem::take(&mut self.later).into_iter().partition(|(at, _)| *at <= now);
+        self.later = later;
+        let due: Vec<(Instant, Later)> = due;
+        for (_, due) in due {
+            self.do_later(due)?;
+        }
+        sleep(TICK).await;
+        Ok(())
+    }
+
+    fn at(&mut self, wait: Duration, what: Later) {
+        self.later.push((Instant::now() + wait, what));
+    }
+
+    /// It starts again after a while; what was to be continued is not there any more.
+    fn is_down(&mut self, member: Member) {
+        self.later.retain(|(_, later)| !matches!(later, Later::Continue(of) if *of == member));
+        let longest = if self.scenario.kinds == Kinds::All { 1_200 } else { 100 };
+        let wait = Duration::from_millis(self.random.random_range(0..longest));
+        self.at(wait, Later::Start(member));
+    }
+
+    /// Takes note of an end that nobody has brought about from here, unless there is a reason.
+    fn ended(&mut self, member: &Member, status: ExitStatus) -> anyhow::Result<()> {
+        let process = self.pool.take(member);
+        let killed = self.pool.faults(member).take_killed()?;
+        let was_draining = self.draining.remove(member);
+        let is_pod = matches!(member, Member::Pod(_));
+        if let Some(point) = killed.filter(|_| status.signal() == Some(libc::SIGABRT)) {
+            (self.say)(&format!("{member} has died at {}", point.name()));
+            self.figures.died(member, point);
+        } else if was_draining && status.success() {
+            self.figures.drains += 1;
+        } else if is_pod && status.code() == Some(EXIT_LOG_FAILED) && self.may_fail(member) {
+            self.figures.count("log failed");
+        } else {
+            let log = process.map(|process| process.log_tail()).unwrap_or_default();
+            bail!("{member} has ended by itself: {status}\n{log}");
+        }
+        Ok(())
+    }
+
+    fn do_later(&mut self, due: Later) -> anyhow::Result<()> {
+        match due {
+            Later::Start(member) => self.start(member),
+            Later::Continue(member) => self.signal(&member, libc::SIGCONT),
+            Later::Die(member, point, left) => {
+                if self.pool.faults(&member).disarm(point)? && left > 0 {
+                    self.die(self.next(&member), point, left - 1)?;
+                }
+                Ok(())
+            }
+            Later::DieInHandoff(member, point, left) => {
+                if self.pool.faults(&member).disarm(point)? && left > 0 {
+                    self.die_in_handoff(self.next(&member), point, left - 1)?;
+                }
+                Ok(())
+            }
+            Later::Disarm(member, point) => self.pool.faults(&member).disarm(point).map(|_| ()),
+            Later::Storm(member, left) => self.storm(&member, left),
+            Later::Empty => self.volume.as_ref().map_or(Ok(()), Volume::empty),
+        }
+    }
+
+    /// Also where it dies while it starts: then it is down once more.
+    fn start(&mut self, member: Member) -> anyhow::Result<()> {
+        if self.pool.process(&member).is_some() {
+            return Ok(());
+        }
+        let Err(error) = self.pool.start_member(&member) else { return Ok(()) };
+        if let Some(point) = self.pool.faults(&member).take_killed()? {
+            (self.say)(&format!("{member} has died at {}, while it started", point.name()));
+            self.figures.died(&member, point);
+        } else if self.may_fail(&member) {
+            self.figures.count("start failed");
+        } else {
+            return Err(error);
+        }
+        self.is_down(member);
+        Ok(())
+    }
+
+    fn may_fail_for(&mut self, member: &Member, lasts: Duration) {
+        self.failing.insert(member.clone(), Instant::now() + lasts + FAULT_LASTS);
+    }
+
+    fn may_fail(&self, member: &Member) -> bool {
+        self.failing.get(member).is_some_and(|until| Instant::now() < *until)
+    }
+
+    fn signal(&mut self, member: &Member, signal: i32) -> anyhow::Result<()> {
+        self.pool.process(member).map_or(Ok(()), |process| process.signal(signal))
+    }
+
+    /// Whether it ran until now.
+    fn kill(&mut self, member: &Member) -> anyhow::Result<bool> {
+        let Some(process) = self.pool.take(member) else { return Ok(false) };
+        let status = process.end()?;
+        if status.signal() == Some(libc::SIGKILL) {
+            self.draining.remove(member);
+            self.figures.killed(member);
+        } else {
+            self.ended(member, status)?;
+        }
+        self.is_down(member.clone());
+        Ok(true)
+    }
+
+    fn storm(&mut self, member: &Member, left: u32) -> anyhow::Result<()> {
+        let was_there = self.kill(member)?;
+        if left > 1 {
+            let wait = Duration::from_millis(self.random.random_range(20..300));
+            self.at(wait, Later::Storm(member.clone(), if was_there { left - 1 } else { left }));
+            if was_there {
+                self.later.retain(|(_, later)| !matches!(later, Later::Start(of) if of == member));
+                self.start(member.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, member: &Member) -> anyhow::Result<()> {
+        // A second signal would hurry it, which is another way to end.
+        if self.pool.process(member).is_some() && !self.draining.contains(member) {
+            self.signal(member, libc::SIGTERM)?;
+            self.draining.insert(member.clone());
+        }
+        Ok(())
+    }
+
+    fn die(&mut self, member: Member, point: Point, left: usize) -> anyhow::Result<()> {
+        self.pool.faults(&member).arm(point, &Action::once(Then::Kill))?;
+        if point == Point::WalReplay {
+            // Only a start replays.
+            self.kill(&member)?;
+        }
+        self.at(DEATH_WAIT, Later::Die(member, point, left));
+        Ok(())
+    }
+
+    /// It dies while a pod hands over its streams, if one of them is its own: else the next one does.
+    fn die_in_handoff(&mut self, member: Member, point: Point, left: usize) -> anyhow::Result<()> {
+        self.pool.faults(&member).arm(point, &Action::once(Then::Kill))?;
+        let pod = Member::Pod(format!("pod-{}", self.random.random_range(1..=self.scenario.pods)));
+        self.drain(&pod)?;
+        self.at(DEATH_WAIT, Later::DieInHandoff(member, point, left));
+        Ok(())
+    }
+
+    /// The next one of its kind.
+    fn next(&self, member: &Member) -> Member {
+        let kind = std::mem::discriminant(member);
+        let of_kind = |other: &Member| std::mem::discriminant(other) == kind;
+        let all: Vec<Member> = self.pool.members().into_iter().filter(of_kind).collect();
+        let place = all.iter().position(|other| other == member).unwrap_or(0);
+        all[(place + 1) % all.len()].clone()
+    }
+
+    fn act(&mut self, act: &Act) -> anyhow::Result<()> {
+        match act {
+            // Where nothing else happens, drains come to their ends.
+            Act::Kill(member) if self.scenario.kinds == Kinds::Ends && self.draining.contains(member) => {
+                Ok(())
+            }
+            Act::Kill(member) => self.kill(member).map(|_| ()),
+            Act::Storm(member, times) => self.storm(member, *times),
+            Act::Stop(member, lasts) => {
+                if self.pool.process(member).is_some() {
+                    self.signal(member, libc::SIGSTOP)?;
+                    self.figures.count("stopped");
+                    self.at(*lasts, Later::Continue(member.clone()));
+                }
+                Ok(())
+            }
+            Act::Drain(member) => self.drain(member),
+            Act::DrainInCrash { drains, dies } => {
+                self.kill(dies)?;
+                self.drain(drains)
+            }
+            Act::Die(member, point) => self.die(member.clone(), *point, self.scenario.pods - 1),
+            Act::DieInHandoff(member, point) => self.die_in_handoff(member.clone(), *point, HANDOFFS_MAX),
+            Act::Fault(member, point, action) => self.fault(member, *point, action),
+            Act::Cut(member, bytes) => {
+                self.pool.cutter_of(member).iter().for_each(|cutter| cutter.cut_after(*bytes));
+                Ok(())
+            }
+            Act::Clock(member, ms) => {
+                self.figures.count("clock wrong");
+                self.pool.faults(member).set_clock(*ms)
+            }
+            Act::FullDisk(lasts) => self.full_disk(*lasts),
+            Act::PowerLoss => self.power_loss(),
+        }
+    }
+
+    fn fault(&mut self, member: &Member, point: Point, action: &Action) -> anyhow::Result<()> {
+        // Only one log is written so that its flush is a step of its own.
+        let member =
+            &if point == Point::WalFlushBefore { Member::Pod(BUFFERED.to_owned()) } else { member.clone() };
+        if action.then != Then::GoOn {
+            self.may_fail_for(member, FAULT_LASTS);
+        }
+        self.pool.faults(member).arm(point, action)?;
+        self.at(FAULT_LASTS, Later::Disarm(member.clone(), point));
+        Ok(())
+    }
+
+    fn last_pod(&self) -> Member {
+        Member::Pod(format!("pod-{}", self.scenario.pods))
+    }
+
+    fn full_disk(&mut self, lasts: Duration) -> anyhow::Result<()> {
+        let Some(volume) = &self.volume else {
+            let action = Action { times: 10, then: Then::Fail(ENOSPC), ..Action::default() };
+            return self.fault(&self.last_pod(), Point::WalCreate, &action);
+        };
+        volume.fill()?;
+        // A pod that starts on a full disk may not find the room for its identity.
+        self.may_fail_for(&self.last_pod(), lasts);
+        self.figures.count("disk full");
+        self.at(lasts, Later::Empty);
+        Ok(())
+    }
+
+    fn power_loss(&mut self) -> anyhow::Result<()> {
+        let last = self.last_pod();
+        let Some(volume) = &mut self.volume else { return Ok(()) };
+        volume.lose_power()?;
+        self.figures.count("power lost");
+        self.may_fail_for(&last, Duration::ZERO);
+        // The power of the whole machine, not of its disk alone.
+        self.kill(&last)?;
+        let volume = self.volume.as_mut().context("it was there")?;
+        volume.unmount()?;
+        volume.mount_again()?;
+        volume.empty()
+    }
+
+    /// Nothing happens any more, and all run and see each other.
+    async fn calm(&mut self) -> anyhow::Result<()> {
+        for member in self.pool.members() {
+            let faults = self.pool.faults(&member);
+            let is_wanted = |point: &&Point| **point != Point::WalProbe;
+            for point in Point::ALL.iter().filter(is_wanted) {
+                faults.disarm(*point)?;
+            }
+            self.pool.cutter_of(&member).iter().for_each(|cutter| cutter.leave_alone());
+            self.signal(&member, libc::SIGCONT)?;
+        }
+        self.volume.as_ref().map_or(Ok(()), Volume::empty)?;
+        self.later.retain(|(_, later)| matches!(later, Later::Start(_)));
+        let asked = Instant::now();
+        while !self.later.is_empty() || !self.draining.is_empty() {
+            self.tick().await?;
+            if asked.elapsed() > FINISH_TIMEOUT {
+                bail!("these have not ended their drains: {:?}, {:?}", self.draining, self.later);
+            }
+        }
+        for member in self.pool.members() {
+            if let Member::Pod(id) = member {
+                self.pool.until_seen(&id, "active").await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what the processes and the cutters have counted.
+    fn count(&mut self) -> anyhow::Result<()> {
+        for member in self.pool.members() {
+            self.figures.passed(&self.pool.faults(&member).counts()?);
+            self.figures.cuts += self.pool.cutter_of(&member).map_or(0, |cutter| cutter.cuts());
+        }
+        Ok(())
+    }
+}

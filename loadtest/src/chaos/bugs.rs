@@ -1,0 +1,189 @@
+//! Planted bugs: the proof that the rig finds what it looks for. Each has a short run that brings it to light, and the same
+//! run without it, in which nothing may be found.
+//!
+//! *Owns*: the runs, and which fault of the table each bug is to show as.
+//! *Does not own*: the bugs (`shared::fault`), the verdict (`auditor`).
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use sluice_client::{Client, Encoding};
+use sluice_shared::fault::{Action, Bug, Point, Then};
+use sluice_shared::lifecycle::{OnPanic, TaskScope};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+use super::producer::{Kind, Producer, Told};
+use super::{ENV, table_name};
+use crate::auditor::{FaultKind, Verdict};
+use crate::history::History;
+use crate::judge;
+use crate::pool::{Member, Options, Pool};
+use crate::workload::Shape;
+
+const PODS: usize = 2;
+const STREAMS: usize = 6;
+/// Before and after something happens: some flushes.
+const WHILE: Duration = Duration::from_millis(1_200);
+/// For all records to come into the table; with a bug, some never do.
+const PATIENCE: Duration = Duration::from_secs(4);
+const PATIENCE_WITHOUT: Duration = Duration::from_secs(30);
+
+/// What came out of a run.
+#[derive(Debug)]
+pub struct Found {
+    /// The auditor's word.
+    pub verdict: Verdict,
+    /// Streams that failed, and why.
+    pub failures: Vec<String>,
+    /// Records sent.
+    pub records: u64,
+}
+
+/// What each bug is to show as. The prefix rule stands behind the gate: what has passed it with a gap waits for ever, and so
+/// do records behind those that a log has lost.
+pub fn shows_as(bug: Bug) -> FaultKind {
+    match bug {
+        Bug::AckBeforeFlush | Bug::ReplaySkipsLast | Bug::GateWithGap => FaultKind::Lost,
+        Bug::WatermarkApart => FaultKind::MapDisagrees,
+        Bug::BlindRetry => FaultKind::Doubled,
+        Bug::HeldIgnored => FaultKind::Gap,
+    }
+}
+
+/// Runs what brings a bug to light, with it or without it, with data below `dir`. The thread that calls must outlive it,
+/// and be the one that polls it.
+///
+/// # Errors
+/// A process that does not start, a table that cannot be read, a fault that did not happen.
+pub async fn run(sluice: &Path, dir: &Path, bug: Bug, is_planted: bool) -> anyhow::Result<Found> {
+    let mut env = ENV.to_vec();
+    if bug == Bug::AckBeforeFlush && is_planted {
+        // The log knows by itself that it lacks what it has told of, and the pod would not start.
+        env.push(("SLUICE_POD__ACCEPT_LOSS", "true"));
+    }
+    let options = Options { env: &env, faults: true, ..Options::new(sluice, dir, PODS, 1) };
+    for pod in pods().filter(|_| is_planted) {
+        options.faults_of(&pod).plant(bug)?;
+    }
+    let mut pool = Pool::start(&options).await?;
+    let table = table_name(0);
+    let client = Client::connect(&pool.urls(0)).await?;
+    client.stream(&table).schema(Shape::ServiceEvent.schema()).open().await?.finish().await?;
+    let (scope, stop) = (TaskScope::new(OnPanic::EndTask), Arc::new(AtomicBool::new(false)));
+    let (done, mut ended) = mpsc::channel(STREAMS);
+    for number in 0..STREAMS {
+        let encoding = [Encoding::Json, Encoding::Arrow][number % 2];
+        let (kind, urls, stop) = (Kind::Named(encoding), pool.urls(0), Arc::clone(&stop));
+        let producer = Producer { number, table: table.clone(), kind, urls, seed: number as u64, stop };
+        let (done, patience) = (done.clone(), if is_planted { PATIENCE } else { PATIENCE_WITHOUT });
+        scope.spawn("producer", async move {
+            let _ = done.send(producer.run(patience).await).await; // the test may have failed already
+        });
+    }
+    drop(done);
+    sleep(WHILE).await;
+    let happened = bring_to_light(&mut pool, bug).await;
+    happened.with_context(|| pool.log_tails())?;
+    sleep(WHILE).await;
+    stop.store(true, Ordering::Relaxed);
+    let (mut history, mut failures) = (History::default(), Vec::new());
+    for _ in 0..STREAMS {
+        let Told { notes, failure, .. } = ended.recv().await.context("a producer panicked")?;
+        history.streams.extend(notes);
+        failures.extend(failure);
+    }
+    let table_dir = pool.table_dir(&table);
+    // With a bug there is no good end to wait for.
+    drop(pool);
+    Ok(Found { verdict: judge::judge(&table_dir, &history)?, failures, records: history.sent() })
+}
+
+fn pods() -> impl Iterator<Item = Member> {
+    (1..=PODS).map(|number| Member::Pod(format!("pod-{number}")))
+}
+
+/// Does to the pool what the bug makes worse than it should be.
+async fn bring_to_light(pool: &mut Pool, bug: Bug) -> anyhow::Result<()> {
+    match bug {
+        // Each commit shows it.
+        Bug::WatermarkApart => Ok(()),
+        Bug::AckBeforeFlush => {
+            // Long enough for an ack to leave before the write, which never comes.
+            let delay = Duration::from_millis(80);
+            arm(pool, Point::WalWriteBefore, &Action { delay, ..Action::once(Then::Kill) })?;
+            sleep(WHILE).await;
+            ensure!(happened(pool, Point::WalWriteBefore)? > 0, "no pod has died");
+            for pod in pods() {
+                pool.faults(&pod).disarm(Point::WalWriteBefore)?;
+                drop(pool.take(&pod));
+                pool.start_member(&pod)?;
+            }
+            Ok(())
+        }
+        Bug::BlindRetry => {
+            // A map is put, and then the version that names it: whose answer is lost.
+            arm(pool, Point::StoreCreate, &Action { skip: 1, ..Action::once(Then::LoseReply) })?;
+            sleep(WHILE).await;
+            ensure!(happened(pool, Point::StoreCreate)? > 0, "no answer was lost");
+            Ok(())
+        }
+        Bug::GateWithGap => {
+            arm(pool, Point::Frame, &Action { skip: 5, ..Action::once(Then::Drop) })?;
+            sleep(WHILE).await;
+            ensure!(happened(pool, Point::Frame)? > 0, "no frame was dropped");
+            Ok(())
+        }
+        Bug::ReplaySkipsLast => {
+            // All that was written before is acked when it dies, and nothing of it is in the table.
+            pods().try_for_each(|pod| pool.faults(&pod).arm(Point::StorePut, &slow()))?;
+            sleep(WHILE).await;
+            let delay = Duration::from_millis(200);
+            arm(pool, Point::WalWriteBefore, &Action { delay, ..Action::once(Then::Kill) })?;
+            sleep(WHILE / 2).await;
+            ensure!(happened(pool, Point::WalWriteBefore)? > 0, "no pod has died");
+            for pod in pods() {
+                pool.faults(&pod).disarm(Point::WalWriteBefore)?;
+                pool.faults(&pod).disarm(Point::StorePut)?;
+                drop(pool.take(&pod));
+                pool.start_member(&pod)?;
+            }
+            Ok(())
+        }
+        Bug::HeldIgnored => {
+            for pod in pods() {
+                // It has what is in no table yet, and what follows that waits in the other pod.
+                pool.faults(&pod).arm(Point::StorePut, &slow())?;
+                sleep(WHILE / 2).await;
+                pool.take(&pod).with_context(|| format!("{pod} does not run"))?.kill()?;
+                pool.faults(&pod).disarm(Point::StorePut)?;
+                sleep(WHILE).await;
+                pool.start_member(&pod)?;
+                sleep(WHILE / 2).await;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// No file is stored for so long.
+fn slow() -> Action {
+    Action { delay: Duration::from_secs(10), times: 0, ..Action::default() }
+}
+
+fn arm(pool: &Pool, point: Point, action: &Action) -> anyhow::Result<()> {
+    pods().try_for_each(|pod| pool.faults(&pod).arm(point, action))
+}
+
+/// How often something has happened at a point, in all pods.
+fn happened(pool: &Pool, point: Point) -> anyhow::Result<u64> {
+    let mut sum = 0;
+    for pod in pods() {
+        let counts = pool.faults(&pod).counts()?;
+        sum += counts.iter().filter(|(of, ..)| *of == point).map(|(_, _, happened)| happened).sum::<u64>();
+    }
+    Ok(sum)
+}
