@@ -12,7 +12,7 @@ FLIGHTS := target/flights/flights.parquet
 SUDO    := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench chaos soak elastic sim-placement sim-policy quickstart-test conformance conformance-short h2load clean
+.PHONY: run test lint bench chaos soak elastic sim-placement sim-policy sim-cluster quickstart-test conformance conformance-short h2load clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -103,6 +103,14 @@ sim-placement:
 sim-policy:
 	cargo build --release --workspace --bins
 	target/release/loadtest sim policy --plots target/sim
+
+# The whole service in one thread, with virtual time and faults by the seed, in SEEDS worlds from seed FROM on. One of them
+# again: `target/release/loadtest sim cluster --seed N`.
+SEEDS := 1000
+FROM := 1
+sim-cluster:
+	cargo build --release --workspace --bins
+	target/release/loadtest sim cluster --seeds $(FROM)..$$(($(FROM) + $(SEEDS) - 1))
 
 # A pool under load that changes, judged and timed; one that scales itself under a burst; what idle streams cost. Ten minutes.
 # Fails where an aim is missed.

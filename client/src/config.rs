@@ -10,13 +10,14 @@ use std::time::Duration;
 use arrow::datatypes::SchemaRef;
 use sluice_shared::frame::{Encoding, Rejected, UnknownFields};
 use sluice_shared::ids::{StreamName, TableName};
+use sluice_shared::link::PipeDialer;
 
 use crate::credential::Credential;
 use crate::error::Error;
 use crate::retry::RetryPolicy;
 use crate::stream::Stream;
-use crate::transport::GatewayUrl;
 use crate::transport::trust::Trust;
+use crate::transport::{GatewayUrl, Way};
 
 /// Unacknowledged bytes that a stream holds, unless told otherwise; the gateway may grant less.
 const WINDOW_BYTES: u64 = 8 << 20;
@@ -25,6 +26,7 @@ const WINDOW_BYTES: u64 = 8 << 20;
 #[derive(Debug, Clone)]
 pub struct Client {
     gateways: Arc<[GatewayUrl]>,
+    way: Way,
     trust: Arc<Trust>,
     credential: Arc<Credential>,
 }
@@ -37,7 +39,16 @@ impl Client {
     /// `Url` where one is none.
     pub async fn connect(urls: &str) -> Result<Self, Error> {
         let gateways = urls.split(',').map(|url| url.trim().parse()).collect::<Result<_, _>>()?;
-        Ok(Self { gateways, trust: Arc::default(), credential: Arc::new(Credential::None) })
+        let (way, trust, credential) = (Way::Network, Arc::default(), Arc::new(Credential::None));
+        Ok(Self { gateways, way, trust, credential })
+    }
+
+    /// Reaches gateways of `ws://` within this process, by the pipe that this gives for `host:port`: for simulations.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn over_pipes(mut self, dialer: impl Fn(&str) -> PipeDialer + Send + Sync + 'static) -> Self {
+        self.way = Way::Pipes(Arc::new(dialer));
+        self
     }
 
     /// Trusts the certificates of this PEM file, in place of the system's: an authority that signed those of the
@@ -106,6 +117,7 @@ impl Client {
     pub fn stream(&self, table: impl Into<String>) -> StreamBuilder {
         StreamBuilder {
             gateways: Arc::clone(&self.gateways),
+            way: self.way.clone(),
             trust: Arc::clone(&self.trust),
             credential: Arc::clone(&self.credential),
             table: table.into(),
@@ -128,6 +140,7 @@ pub(crate) type OnRejected = Box<dyn FnMut(Rejected) + Send>;
 #[must_use = "a stream begins with `open`"]
 pub struct StreamBuilder {
     gateways: Arc<[GatewayUrl]>,
+    way: Way,
     trust: Arc<Trust>,
     credential: Arc<Credential>,
     table: String,
@@ -210,6 +223,7 @@ impl StreamBuilder {
         let name: Option<StreamName> = self.name.map(|name| name.parse()).transpose()?;
         let settings = Settings {
             gateways: self.gateways,
+            way: self.way,
             trust: self.trust,
             credential: self.credential,
             table,
@@ -230,6 +244,7 @@ impl StreamBuilder {
 /// What a stream keeps for its whole life.
 pub(crate) struct Settings {
     pub(crate) gateways: Arc<[GatewayUrl]>,
+    pub(crate) way: Way,
     pub(crate) trust: Arc<Trust>,
     pub(crate) credential: Arc<Credential>,
     pub(crate) table: TableName,

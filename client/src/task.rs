@@ -218,7 +218,8 @@ impl StreamTask {
     async fn open(&mut self, gateway: usize, token: Option<String>) -> Result<Connection, Error> {
         let settings = &self.begin.settings;
         let url = &settings.gateways[gateway];
-        let mut connection = Connection::connect(url, settings.table.as_str(), &settings.trust).await?;
+        let mut connection =
+            Connection::connect(url, settings.table.as_str(), &settings.way, &settings.trust).await?;
         let open = Open {
             table: Some(settings.table.clone()),
             name: settings.name.clone(),

@@ -9,12 +9,14 @@ pub(crate) mod trust;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::Uri;
 use sluice_shared::frame::{GatewayFrame, Open, Opened, ProducerFrame};
+use sluice_shared::link::{PipeDialer, Wire};
 use tokio::time::Instant;
 
 use crate::error::Error;
@@ -28,6 +30,34 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// A gateway's frames are small control bodies.
 const FRAME_BYTES_MAX: usize = 1 << 20;
+
+/// How gateways are reached that speak WebSocket.
+#[derive(Clone, Default)]
+pub(crate) enum Way {
+    /// Over the network.
+    #[default]
+    Network,
+    /// Within this process, by `host:port`: for simulations.
+    Pipes(Arc<dyn Fn(&str) -> PipeDialer + Send + Sync>),
+}
+
+impl Way {
+    async fn to(&self, authority: &str) -> std::io::Result<Wire> {
+        match self {
+            Self::Network => Wire::connect(authority).await,
+            Self::Pipes(dialer) => dialer(authority).dial().await.map(Wire::Pipe),
+        }
+    }
+}
+
+impl fmt::Debug for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Network => "network",
+            Self::Pipes(_) => "pipes",
+        })
+    }
+}
 
 /// A gateway's address.
 #[derive(Clone, PartialEq, Eq)]
@@ -143,12 +173,19 @@ pub(crate) enum Event {
 
 impl Connection {
     /// Connects, so that a stream into `table` can be opened.
-    pub(crate) async fn connect(url: &GatewayUrl, table: &str, trust: &Trust) -> Result<Self, Error> {
+    pub(crate) async fn connect(
+        url: &GatewayUrl,
+        table: &str,
+        way: &Way,
+        trust: &Trust,
+    ) -> Result<Self, Error> {
         let io = match url.scheme {
-            Scheme::Ws => Io::WebSocket(Box::new(websocket::Connection::connect(url, table, None).await?)),
+            Scheme::Ws => {
+                Io::WebSocket(Box::new(websocket::Connection::connect(url, table, way, None).await?))
+            }
             Scheme::Wss => {
                 let tls = Some(trust.http1()?);
-                Io::WebSocket(Box::new(websocket::Connection::connect(url, table, tls).await?))
+                Io::WebSocket(Box::new(websocket::Connection::connect(url, table, way, tls).await?))
             }
             Scheme::Quic => Io::Quic(Box::new(Box::pin(quic::Connection::connect(url, trust)).await?)),
         };

@@ -31,6 +31,7 @@ use serde_json::{Value, json};
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::ids::{PodId, TableName};
 use sluice_shared::lifecycle::Phase;
+use sluice_shared::link::Wire;
 use sluice_shared::membership::{Members, PodMember};
 use sluice_shared::proto::{DrainRequest, JoinRequest, PodStatus, StatusRequest};
 use tokio::net::{TcpListener, TcpStream};
@@ -109,7 +110,7 @@ async fn next(
 
 /// One connection, for as long as its client asks, and takes what is answered.
 async fn serve(tcp: TcpStream, place: OwnedSemaphorePermit, router: Router, app: Arc<App>) {
-    let socket = TokioIo::new(Socket::plain(Counted::new(tcp), app.config.write_timeout()));
+    let socket = TokioIo::new(Socket::plain(Counted::new(Wire::Tcp(tcp)), app.config.write_timeout()));
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())

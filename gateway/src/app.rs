@@ -14,6 +14,7 @@ use axum::Router;
 use prometheus_client::metrics::gauge::Gauge;
 use sluice_shared::error::Error;
 use sluice_shared::lifecycle::{Hurry, OnPanic, TaskScope};
+use sluice_shared::link::PipeListener;
 use sluice_shared::membership::{GatewayMember, Membership};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -159,7 +160,19 @@ impl Gateway {
     /// # Errors
     /// `Invalid` for a configuration, certificate or pod address that cannot be; `Unavailable` where a listener cannot bind.
     pub async fn start(config: GatewayConfig, membership: Membership) -> Result<Self, Error> {
-        Self::start_with(config, membership, http::router).await
+        Self::start_with(config, membership, None, http::router).await
+    }
+
+    /// As `start`, and producers also come by these pipes: a simulation has no other way, and turns the listeners off.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub async fn start_on(
+        config: GatewayConfig,
+        membership: Membership,
+        pipes: PipeListener,
+    ) -> Result<Self, Error> {
+        Self::start_with(config, membership, Some(pipes), http::router).await
     }
 
     /// Not a gateway: sends WebSocket messages back, whatever the path, over all that producers' messages come
@@ -169,18 +182,22 @@ impl Gateway {
     /// As `start`.
     #[doc(hidden)]
     pub async fn start_echo(config: GatewayConfig) -> Result<Self, Error> {
-        Self::start_with(config, Membership::fixed(Vec::new()), http::echo_router).await
+        Self::start_with(config, Membership::fixed(Vec::new()), None, http::echo_router).await
     }
 
     async fn start_with(
         config: GatewayConfig,
         membership: Membership,
+        pipes: Option<PipeListener>,
         router: fn(Arc<App>) -> Router,
     ) -> Result<Self, Error> {
-        config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
+        if pipes.is_none() {
+            config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
+        }
         let auth = Auth::new(&config)?;
         let certificate = Certificate::of(&config)?.map(Arc::new);
-        let (mut listeners, mut addresses) = (Vec::new(), [None, None]);
+        let mut listeners: Vec<_> = pipes.map(tcp::Listener::pipe).into_iter().collect();
+        let mut addresses = [None, None];
         for (at, (listen, key, certificate)) in [
             (config.plain_address(), "gateway.listen", None),
             (config.tls_address(), "gateway.tls_listen", certificate.as_ref()),

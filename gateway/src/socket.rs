@@ -1,4 +1,4 @@
-//! A producer's TCP connection, plain or under TLS.
+//! A producer's connection, plain or under TLS.
 //!
 //! *Owns*: the two kinds as one, the first bytes and what they say, how many bytes the peer has taken, the write deadline.
 //! *Does not own*: handshakes (`edge/tcp`), what is said over it (`edge`).
@@ -9,8 +9,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use sluice_shared::link::Wire;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use crate::progress::Progress;
@@ -47,13 +47,13 @@ enum Io {
 
 /// A socket that counts what it has taken.
 pub(crate) struct Counted {
-    tcp: TcpStream,
+    wire: Wire,
     written: u64,
 }
 
 impl Counted {
-    pub(crate) fn new(tcp: TcpStream) -> Self {
-        Self { tcp, written: 0 }
+    pub(crate) fn new(wire: Wire) -> Self {
+        Self { wire, written: 0 }
     }
 }
 
@@ -87,7 +87,7 @@ impl Socket {
                 _ => {}
             }
             let read = match &mut self.io {
-                Io::Plain(io) => io.tcp.read(&mut self.start[self.start_len..]).await?,
+                Io::Plain(io) => io.wire.read(&mut self.start[self.start_len..]).await?,
                 Io::Tls(io) => io.read(&mut self.start[self.start_len..]).await?,
             };
             if read == 0 && self.start_len == 0 {
@@ -142,7 +142,7 @@ impl AsyncRead for Socket {
             return Poll::Ready(Ok(()));
         }
         match &mut self.io {
-            Io::Plain(io) => Pin::new(&mut io.tcp).poll_read(cx, buffer),
+            Io::Plain(io) => Pin::new(&mut io.wire).poll_read(cx, buffer),
             Io::Tls(io) => Pin::new(&mut **io).poll_read(cx, buffer),
         }
     }
@@ -199,13 +199,13 @@ impl AsyncRead for Counted {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<Result<()>> {
-        Pin::new(&mut self.tcp).poll_read(cx, buffer)
+        Pin::new(&mut self.wire).poll_read(cx, buffer)
     }
 }
 
 impl AsyncWrite for Counted {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
-        let written = Pin::new(&mut self.tcp).poll_write(cx, bytes);
+        let written = Pin::new(&mut self.wire).poll_write(cx, bytes);
         self.count(written)
     }
 
@@ -214,20 +214,20 @@ impl AsyncWrite for Counted {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
-        let written = Pin::new(&mut self.tcp).poll_write_vectored(cx, bytes);
+        let written = Pin::new(&mut self.wire).poll_write_vectored(cx, bytes);
         self.count(written)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.tcp.is_write_vectored()
+        self.wire.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.tcp).poll_flush(cx)
+        Pin::new(&mut self.wire).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.tcp).poll_shutdown(cx)
+        Pin::new(&mut self.wire).poll_shutdown(cx)
     }
 }
 

@@ -3,6 +3,8 @@
 //! *Owns*: the command line.
 //! *Does not own*: what the commands do.
 
+mod libc_calls;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,9 +17,12 @@ use sluice_loadtest::chaos::schedule::Kinds;
 use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
 use sluice_loadtest::report::Report;
-use sluice_loadtest::sim::{placement, scaling};
+use sluice_loadtest::sim::{cluster as simulated, placement, scaling};
 use sluice_loadtest::{bench, burst, chaos, edges, elastic, idle, recovery, table};
 use sluice_pod::config::LogKind;
+
+/// A seed takes a second or few. A task that never waits would take for ever, since no time passes meanwhile.
+const SEED_MAX: Duration = Duration::from_secs(180);
 
 /// Load, faults and figures for Sluice, on real processes.
 #[derive(Parser)]
@@ -101,6 +106,9 @@ enum Simulated {
         #[arg(long, value_name = "DIR")]
         plots: Option<PathBuf>,
     },
+    /// The whole service in one thread, with virtual time and faults of all kinds; the auditor judges every version of its
+    /// table. Ends with status 1 where a promise is broken.
+    Cluster(ClusterArgs),
     /// Days of a pool that scales itself: by what it sees, with forecasts, and by an oracle.
     Policy {
         /// The same seed gives the same days.
@@ -113,6 +121,28 @@ enum Simulated {
         #[arg(long, value_name = "DIR")]
         plots: Option<PathBuf>,
     },
+}
+
+#[derive(clap::Args)]
+struct ClusterArgs {
+    /// One seed: tells what happened and the hash of its history, which is the same each time.
+    #[arg(long, conflicts_with = "seeds")]
+    seed: Option<u64>,
+    /// Many seeds, such as 1..200, each in a process of its own.
+    #[arg(long, default_value = "1..100", value_name = "FIRST..LAST")]
+    seeds: String,
+    /// So many seeds at a time [default: one a core].
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// Make the logs' disks say too early that they have written: the loss has to be found.
+    #[arg(long)]
+    plant_early_acks: bool,
+    /// Of one seed: keep its files below this directory.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Of one seed: the service's log, such as `info` or `sluice_pod=debug`.
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
 }
 
 #[derive(clap::Args)]
@@ -230,11 +260,15 @@ struct BurstArgs {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let ran = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("cannot start threads")
-        .and_then(|runtime| runtime.block_on(run(cli)));
+    let ran = match cli.command {
+        // Other threads would draw from what the crates of a process share: the same seed would not be the same history.
+        Command::Sim { what: Simulated::Cluster(args) } => sim_cluster(args),
+        _ => tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .context("cannot start threads")
+            .and_then(|runtime| runtime.block_on(run(cli))),
+    };
     match ran {
         Ok(code) => code,
         Err(error) => {
@@ -255,6 +289,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Sim { what: Simulated::Placement { seeds, large, plots } } => {
             sim_placement(&placement::Options { seeds: seeds.max(1), at_size: large }, plots.as_deref())
         }
+        Command::Sim { what: Simulated::Cluster(args) } => sim_cluster(args),
         Command::Sim { what: Simulated::Policy { seed, days_before, plots } } => {
             sim_policy(seed, days_before, plots.as_deref())
         }
@@ -354,6 +389,41 @@ fn sim_placement(options: &placement::Options, plots: Option<&Path>) -> anyhow::
         outcome.write_plots(dir)?;
     }
     Ok(if outcome.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn sim_cluster(args: ClusterArgs) -> anyhow::Result<ExitCode> {
+    let Some(seed) = args.seed else {
+        let seeds = args
+            .seeds
+            .split_once("..")
+            .and_then(|(first, last)| Some(first.parse().ok()?..=last.parse().ok()?));
+        let seeds = seeds.filter(|seeds: &std::ops::RangeInclusive<u64>| !seeds.is_empty());
+        let seeds = seeds.with_context(|| format!("--seeds is {:?}: expected such as 1..200", args.seeds))?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let more = args.plant_early_acks.then(|| "--plant-early-acks".to_owned());
+        let figures = simulated::many::run(seeds, args.jobs.unwrap_or(cores), more.as_slice())?;
+        println!("{figures}");
+        return Ok(if figures.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    };
+    if let Some(filter) = &args.log {
+        sluice_shared::telemetry::init_logs(filter, sluice_shared::telemetry::LogFormat::Text)?;
+    }
+    std::thread::spawn(move || {
+        std::thread::sleep(SEED_MAX);
+        eprintln!(
+            "seed {seed}: a task goes round without any time passing: look where it is with a debugger"
+        );
+        std::process::exit(3);
+    });
+    // In memory where that is a file system: a log flushes each group.
+    let memory = Path::new("/dev/shm");
+    let kept = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }?;
+    let dir = args.dir.unwrap_or_else(|| kept.path().to_owned());
+    let planted =
+        if args.plant_early_acks { simulated::Planted::AckBeforeFlush } else { simulated::Planted::Nothing };
+    let outcome = simulated::run(seed, simulated::Plan { planted, ..simulated::Plan::default() }, &dir)?;
+    println!("{outcome}");
+    Ok(if outcome.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn sim_policy(seed: u64, days_before: u64, plots: Option<&Path>) -> anyhow::Result<ExitCode> {

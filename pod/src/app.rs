@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sluice_shared::error::Error;
 use sluice_shared::ids::{PodId, TableName};
-use sluice_shared::lifecycle::{Hurry, OnPanic, Phase, TaskScope};
+use sluice_shared::lifecycle::{Hurry, OnPanic, Phase, TaskScope, blocking};
 use sluice_shared::link::{self, PipeDialer, PipeListener, PodAddress};
 use sluice_shared::membership::Membership;
 use sluice_shared::pool::PoolView;
@@ -30,6 +30,7 @@ use crate::conflict::Conflicts;
 use crate::drained::DrainedLogs;
 use crate::duty::{Duty, Parts};
 use crate::lane::{Lanes, Limits};
+use crate::machine::Machine;
 use crate::pool::Pool;
 use crate::service::PodService;
 use crate::stream::Reach;
@@ -37,7 +38,7 @@ use crate::stream::record::LogEntry;
 use crate::stream::{DETACHED_KEPT, Streams};
 use crate::table::batch::Batch;
 use crate::table::{Clock, Storage, Tables, TablesConfig};
-use crate::wal::{ObjectLogConfig, Replay, Wal, WalConfig, WalError};
+use crate::wal::{ObjectLogConfig, Replay, Wal, WalConfig};
 
 /// Groups of the log are cut at this size.
 const GROUP_BYTES_MAX: u64 = 4 << 20;
@@ -47,11 +48,7 @@ const DECODED_FACTOR: usize = 8;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// Streams of a pod that drains go to the first pods of their table's order, or to some behind these.
 const NEIGHBOURS: usize = 2;
-/// Exit status of a process whose log has failed.
-const EXIT_LOG_FAILED: i32 = 74;
-/// Exit status of a process whose log another pod has taken over.
-const EXIT_FENCED: i32 = 75;
-/// And of one that finds itself in a pool that it cannot be in.
+/// Exit status of a process that finds itself in a pool that it cannot be in.
 const EXIT_CONFLICT: i32 = 78;
 /// How long a pod that starts waits for the first word of the others.
 const MEETING_MAX: Duration = Duration::from_secs(1);
@@ -79,27 +76,38 @@ impl Pod {
     /// `Invalid` for a configuration or a log that cannot be used as it is; `Unavailable` where storage or the
     /// address cannot be had.
     pub async fn start(config: PodConfig, listen: Listen, membership: Membership) -> Result<Self, Error> {
+        Self::start_on(Machine::this(), config, listen, membership).await
+    }
+
+    /// As `start`, on another machine than this.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub async fn start_on(
+        machine: Machine,
+        config: PodConfig,
+        listen: Listen,
+        membership: Membership,
+    ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
-        let tables_id = meet(&config, &membership, &scope).await?;
+        let storage = Storage::below(&machine.stores, &config.tables_dir)?;
+        let tables_id = meet(&config, &storage, &membership, &scope).await?;
         let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
         let (opened, tables_opened) = watch::channel(None);
         scope.spawn("pool", follow(membership.clone(), pool.clone(), tables_opened, scope.clone()));
-        let storage = Storage::below(&config.tables_dir)?;
-        let (wal, replay) = open_log(&config, &storage).await?;
-        let tables = Tables::new(tables_config(&config, pool.clone()), wal.clone(), scope.clone())?;
+        let (wal, replay) = open_log(&machine, &config, &storage, &scope).await?;
+        let kept = tables_config(&config, pool.clone());
+        let tables = Tables::on(storage.clone(), kept, wal.clone(), scope.clone());
         tables.drained_logs().withdraw(wal.log_id()).await?;
         let streams = Streams::default();
         if let Some(replay) = replay {
             replay_log(replay, &streams, &tables, &config.id).await?;
         }
         opened.send_replace(Some(tables.clone()));
-        let record_bytes_max = config.record_bytes_max.as_usize();
-        let decoded_bytes_max = record_bytes_max * DECODED_FACTOR;
-        // A single row has to fit a segment of the log, with what Arrow adds to it.
-        let segment_bytes = usize::try_from(wal.payload_bytes_max()).unwrap_or(usize::MAX);
-        let limits = Limits { record_bytes_max, row_bytes_max: decoded_bytes_max.min(segment_bytes / 2) };
-        let lanes = Lanes::start(config.lane_count(), &wal, limits).map_err(|error| {
+        let decoded_bytes_max = config.record_bytes_max.as_usize() * DECODED_FACTOR;
+        let limits = limits(&config, &wal);
+        let lanes = Lanes::start(config.lane_count(), &wal, limits, &scope).map_err(|error| {
             Error::unavailable("no_threads", format!("pod {}: cannot start its lanes: {error}", config.id))
         })?;
         let lanes = Arc::new(lanes);
@@ -121,6 +129,7 @@ impl Pod {
             memory_bytes_max: config.memory_bytes.0,
             bytes_per_s_max: rate,
             pace: config.pace(),
+            processor_time: machine.processor_time,
         });
         let service = PodService {
             scope: scope.clone(),
@@ -204,6 +213,29 @@ impl Pod {
     }
 }
 
+/// Hears of the others, and whether this pod can be in a pool with them, before anything is replayed into tables that may
+/// be others than theirs. Answers which tables it has.
+async fn meet(
+    config: &PodConfig,
+    storage: &Storage,
+    membership: &Membership,
+    scope: &TaskScope,
+) -> Result<Uuid, Error> {
+    let tables_id = Tables::identity(storage).await?;
+    membership.met(MEETING_MAX).await;
+    let mut conflicts = Conflicts::new(config.id.clone(), membership.life(), tables_id);
+    conflicts.look(&membership.now(), Now::now())?;
+    scope.spawn("conflicts", watch_conflicts(membership.clone(), conflicts, scope.clone()));
+    Ok(tables_id)
+}
+
+fn limits(config: &PodConfig, wal: &Wal) -> Limits {
+    let record_bytes_max = config.record_bytes_max.as_usize();
+    // A single row has to fit a segment of the log, with what Arrow adds to it.
+    let segment_bytes = usize::try_from(wal.payload_bytes_max()).unwrap_or(usize::MAX);
+    Limits { record_bytes_max, row_bytes_max: (record_bytes_max * DECODED_FACTOR).min(segment_bytes / 2) }
+}
+
 /// Ends the process when it is seen that this pod cannot be in the pool. What it has acked is in its log.
 async fn watch_conflicts(membership: Membership, mut conflicts: Conflicts, scope: TaskScope) {
     let mut members = membership.watch();
@@ -219,16 +251,6 @@ async fn watch_conflicts(membership: Membership, mut conflicts: Conflicts, scope
             changed = members.changed() => if changed.is_err() { return },
         }
     }
-}
-
-/// Before anything is replayed into tables that may be others than the pool's. Answers which tables the pod writes.
-async fn meet(config: &PodConfig, membership: &Membership, scope: &TaskScope) -> Result<Uuid, Error> {
-    let tables_id = Tables::identity(&config.tables_dir).await?;
-    membership.met(MEETING_MAX).await;
-    let mut conflicts = Conflicts::new(config.id.clone(), membership.life(), tables_id);
-    conflicts.look(&membership.now(), Now::now())?;
-    scope.spawn("conflicts", watch_conflicts(membership.clone(), conflicts, scope.clone()));
-    Ok(tables_id)
 }
 
 /// Keeps the pool as the membership has it.
@@ -306,13 +328,12 @@ fn adopter(config: &PodConfig, storage: &Storage, membership: Membership, servic
 }
 
 /// The pod's log, and what its former life left there: in the tables' store that is in logs of their own (`adopt`).
-async fn open_log(config: &PodConfig, storage: &Storage) -> Result<(Wal, Option<Replay>), Error> {
-    let pod = config.id.clone();
-    let on_failure = move |error: &WalError| {
-        let status = if matches!(error, WalError::Fenced { .. }) { EXIT_FENCED } else { EXIT_LOG_FAILED };
-        tracing::error!(%pod, %error, status, "nothing can be acked any more: the process ends");
-        std::process::exit(status);
-    };
+async fn open_log(
+    machine: &Machine,
+    config: &PodConfig,
+    storage: &Storage,
+    scope: &TaskScope,
+) -> Result<(Wal, Option<Replay>), Error> {
     let opened = match config.log {
         LogKind::Disk => {
             let wal_config = WalConfig {
@@ -324,7 +345,8 @@ async fn open_log(config: &PodConfig, storage: &Storage) -> Result<(Wal, Option<
                 direct_io: true,
                 accept_loss: config.accept_loss,
             };
-            let opened = tokio::task::spawn_blocking(|| Wal::open(wal_config, Box::new(on_failure))).await;
+            let (machine, scope) = (machine.clone(), scope.clone());
+            let opened = blocking(move || machine.open_log(wal_config, &scope)).await;
             let opened = opened.map_err(|error| Error::internal(format!("opening the log: {error}")))?;
             opened.map(|(wal, replay)| (wal, Some(replay)))
         }
@@ -337,7 +359,8 @@ async fn open_log(config: &PodConfig, storage: &Storage) -> Result<(Wal, Option<
                 payload_bytes_max: config.segment_bytes.0,
                 bytes_max: config.wal_bytes_max.0,
             };
-            Wal::begin(&storage.logs(), wal_config, Box::new(on_failure)).await.map(|wal| (wal, None))
+            let on_failure = machine.on_failure(config.id.clone());
+            Wal::begin(&storage.logs(), wal_config, on_failure).await.map(|wal| (wal, None))
         }
     };
     opened.map_err(|error| Error::invalid("wal", format!("pod {}: {}", config.id, chain(&error))))
@@ -367,7 +390,7 @@ async fn replay_log(replay: Replay, streams: &Streams, tables: &Tables, pod: &Po
     loop {
         // Reading blocks; what it yields is given to the tables one by one, so that memory stays bounded.
         let mut reading = replay.take().expect("put back below");
-        let read = tokio::task::spawn_blocking(move || (reading.next(), reading)).await;
+        let read = blocking(move || (reading.next(), reading)).await;
         let (entry, reading) = read.map_err(|error| Error::internal(format!("reading the log: {error}")))?;
         replay = Some(reading);
         let Some(entry) = entry else { break };

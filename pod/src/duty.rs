@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use crate::admission::Admission;
 use crate::lane::Lanes;
-use crate::load::{Meter, Sample, by_table, processor_time};
+use crate::load::{Meter, Sample, by_table};
 use crate::pool::Pool;
 use crate::shed::{Shedder, StreamLoad as Movable};
 use crate::stream::{StreamLoad, Streams};
@@ -99,6 +99,8 @@ pub struct Parts {
     pub bytes_per_s_max: Option<u64>,
     /// How it drains unless told otherwise.
     pub pace: Pace,
+    /// Tells the processor time that it has used.
+    pub processor_time: fn() -> Duration,
 }
 
 /// A pod's phase and what it is doing about it. Clones share it.
@@ -256,7 +258,7 @@ impl Duty {
 
     /// Reports the pod's load until its end.
     async fn report(self) {
-        let Parts { scope, .. } = &self.shared.parts;
+        let Parts { scope, processor_time, .. } = &self.shared.parts;
         let (mut meter, mut shedder) = (Meter::new(self.shared.parts.bytes_per_s_max), Shedder::default());
         let (mut told, mut told_at) = (0.0, None::<Instant>);
         let (mut looked, mut cpu) = (Instant::now(), processor_time());
@@ -367,8 +369,7 @@ impl Duty {
             tracing::info!(pod = %id, "pod takes streams again");
         }
         scope.drain();
-        let closing = Arc::clone(lanes);
-        if tokio::task::spawn_blocking(move || closing.close()).await.is_err() {
+        if lanes.close().await.is_err() {
             tracing::error!(pod = %id, "a lane panicked while the pod drained");
         }
         // The tables get what the lanes have handed to the log only once it is durable.

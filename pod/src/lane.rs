@@ -19,10 +19,12 @@ use bytes::Bytes;
 use sluice_shared::error::Error;
 use sluice_shared::frame::{Encoding, bytes_of_records, count_lines, count_messages, lines, messages};
 use sluice_shared::ids::{OffsetRange, SchemaId, StreamId, TableId};
-use sluice_shared::lifecycle::now_us;
+use sluice_shared::lifecycle::{TaskScope, blocking, is_on_one_thread, now_us};
 use sluice_shared::requests::RequestSpan;
 use tokio::sync::mpsc;
+use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::admission::Permit;
 use crate::decode::json::JsonDecoder;
@@ -69,15 +71,17 @@ pub struct Lanes {
     senders: Vec<mpsc::Sender<LaneFrame>>,
     closing: CancellationToken,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Lanes that are no threads.
+    tasks: TaskTracker,
 }
 
 impl Lanes {
-    /// Starts `count` lanes, each on its own thread.
+    /// Starts `count` lanes, each on its own thread; where all tasks share one thread, as tasks of the scope.
     ///
     /// # Errors
     /// Where the machine refuses another thread.
-    pub fn start(count: usize, wal: &Wal, limits: Limits) -> std::io::Result<Self> {
-        let closing = CancellationToken::new();
+    pub fn start(count: usize, wal: &Wal, limits: Limits, scope: &TaskScope) -> std::io::Result<Self> {
+        let (closing, tasks) = (CancellationToken::new(), TaskTracker::new());
         let (mut senders, mut threads) = (Vec::new(), Vec::new());
         for number in 0..count {
             let (sender, frames) = mpsc::channel(FRAMES_WAITING_MAX);
@@ -92,12 +96,16 @@ impl Lanes {
                 rest: None,
                 held: Held::default(),
             };
+            senders.push(sender);
+            if is_on_one_thread() {
+                scope.spawn("lane", tasks.track_future(task.run()));
+                continue;
+            }
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
             let thread = std::thread::Builder::new().name(format!("lane-{number}"));
             threads.push(thread.spawn(move || runtime.block_on(task.run()))?);
-            senders.push(sender);
         }
-        Ok(Self { senders, closing, threads: Mutex::new(threads) })
+        Ok(Self { senders, closing, threads: Mutex::new(threads), tasks })
     }
 
     /// The lane that is to take frames of `stream`: always the same, so that its records stay in order.
@@ -106,12 +114,21 @@ impl Lanes {
         self.senders[hash % self.senders.len()].clone()
     }
 
-    /// Takes no more frames, and blocks until those that were taken are sealed and given to the log.
-    pub fn close(&self) {
+    /// Takes no more frames, and waits until those that were taken are sealed and given to the log.
+    ///
+    /// # Errors
+    /// Where a lane panicked.
+    pub async fn close(&self) -> Result<(), JoinError> {
         self.closing.cancel();
-        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            assert!(thread.join().is_ok(), "a lane panicked");
-        }
+        self.tasks.close();
+        self.tasks.wait().await;
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let join = move || {
+            for thread in threads {
+                assert!(thread.join().is_ok(), "a lane panicked");
+            }
+        };
+        blocking(join).await
     }
 }
 

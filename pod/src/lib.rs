@@ -9,6 +9,7 @@ pub mod duty;
 pub mod load;
 pub mod pool;
 mod conflict;
+pub mod machine;
 pub mod app;
 pub mod service;
 pub mod admission;

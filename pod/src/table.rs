@@ -41,6 +41,7 @@ pub mod watermark;
 pub mod ended;
 mod directory;
 mod faulty;
+mod executor;
 pub mod delta;
 pub mod parquet;
 pub mod home;
@@ -106,6 +107,25 @@ pub struct TablesConfig {
     pub clock: Clock,
 }
 
+/// Where tables are stored.
+#[derive(Debug, Clone)]
+pub struct Stores {
+    /// What the pod reads and writes itself.
+    pub tables: Arc<dyn ObjectStore>,
+    /// The same for delta_kernel, which cannot wait where all tasks share one thread.
+    pub kernels: Arc<dyn ObjectStore>,
+}
+
+impl Stores {
+    /// This machine's disk, each write flushed.
+    pub fn disk() -> Self {
+        let local = LocalFileSystem::new().with_fsync(true);
+        let tables: Arc<dyn ObjectStore> =
+            if fault::COMPILED_IN { Arc::new(FaultyStore::new(local)) } else { Arc::new(local) };
+        Self { kernels: Arc::clone(&tables), tables }
+    }
+}
+
 /// All tables of a pod. Clones share them.
 #[derive(Clone)]
 pub struct Tables {
@@ -134,6 +154,8 @@ struct Shared {
 pub struct Storage {
     /// The store.
     pub store: Arc<dyn ObjectStore>,
+    /// The same for delta_kernel: see `Stores`.
+    pub kernels: Arc<dyn ObjectStore>,
     /// The tables' root in it.
     pub root: Path,
     /// The same as a directory.
@@ -145,15 +167,13 @@ impl Storage {
     ///
     /// # Errors
     /// Where the root cannot be made or opened.
-    pub fn below(root: &std::path::Path) -> Result<Self, Error> {
+    pub fn below(stores: &Stores, root: &std::path::Path) -> Result<Self, Error> {
         let attempted = format!("make the tables' directory {}", root.display());
         delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
         let directory = root.canonicalize().map_err(|error| storage(&attempted, &error))?;
         let root = Path::from_absolute_path(&directory).map_err(|error| storage(&attempted, &error))?;
-        let local = LocalFileSystem::new().with_fsync(true);
-        let store: Arc<dyn ObjectStore> =
-            if fault::COMPILED_IN { Arc::new(FaultyStore::new(local)) } else { Arc::new(local) };
-        Ok(Self { store, root, directory })
+        let Stores { tables, kernels } = stores.clone();
+        Ok(Self { store: tables, kernels, root, directory })
     }
 
     /// Logs that are kept beside the tables.
@@ -183,30 +203,32 @@ fn home_error(error: HomeError) -> Error {
 }
 
 impl Tables {
-    /// Tables below `config.root`, fed from `wal`. Must be called in a multi-threaded runtime.
+    /// Tables on this machine's disk below `config.root`, fed from `wal`. Must be called in a runtime.
     ///
     /// # Errors
     /// Where the root cannot be made or opened.
     pub fn new(config: TablesConfig, wal: Wal, scope: TaskScope) -> Result<Self, Error> {
-        let Storage { store, root, .. } = Storage::below(&config.root)?;
-        let delta = Delta::new(Arc::clone(&store));
+        let storage = Storage::below(&Stores::disk(), &config.root)?;
+        Ok(Self::on(storage, config, wal, scope))
+    }
+
+    /// Tables that are kept there.
+    pub fn on(storage: Storage, config: TablesConfig, wal: Wal, scope: TaskScope) -> Self {
+        let Storage { store, kernels, root, .. } = storage;
+        let delta = Delta::with_kernel_on(kernels, Arc::clone(&store));
         let budget = Arc::new(Budget::new(config.memory_bytes));
         let (open, stranded) = (Mutex::default(), Mutex::default());
         let shared = Shared { config, wal, scope, store, root, delta, budget, open, stranded };
-        Ok(Self { shared: Arc::new(shared) })
+        Self { shared: Arc::new(shared) }
     }
 
-    /// What tells the tables below `root` from those of any other directory: all pods of a pool have to write the same.
-    /// Made by whoever comes first.
+    /// What tells the tables that are kept there from those of any other directory: all pods of a pool have to write the
+    /// same. Made by whoever comes first.
     ///
     /// # Errors
-    /// Where the root cannot be made, or storage fails.
-    pub async fn identity(root: &std::path::Path) -> Result<Uuid, Error> {
-        let attempted = format!("make the tables' directory {}", root.display());
-        delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
-        let root = root.canonicalize().map_err(|error| storage(&attempted, &error))?;
-        let root = Path::from_absolute_path(root).map_err(|error| storage(&attempted, &error))?;
-        let (store, path) = (LocalFileSystem::new().with_fsync(true), root.join("_sluice").join("identity"));
+    /// Where storage fails.
+    pub async fn identity(storage_of: &Storage) -> Result<Uuid, Error> {
+        let (store, path) = (&storage_of.store, storage_of.root.clone().join("_sluice").join("identity"));
         let new = Uuid::new_v4();
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         match store.put_opts(&path, new.to_string().into(), options).await {
@@ -337,7 +359,12 @@ impl Tables {
                 && !looked(self.shared.delta.exists(&directory).await)?
             {
                 self.clear(&open, name);
-                return Err(invalid(&error));
+                return Err(match error {
+                    DeltaError::Store(_) | DeltaError::NotMade(_) => {
+                        storage(&format!("make table {name}"), &error)
+                    }
+                    _ => invalid(&error),
+                });
             }
             // Whoever still holds the one that was there before finds out at its next commit.
             *open = None;

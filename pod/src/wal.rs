@@ -14,9 +14,11 @@ mod segment;
 mod identity;
 mod disk;
 mod replay;
+mod bell;
 mod writer;
 mod keeper;
 mod object;
+pub mod stepped;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +28,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use sluice_shared::ids::{Epoch, LogId, PodId, WalPosition};
+use sluice_shared::lifecycle::TaskScope;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use object::{Groups, ObjectLog};
@@ -339,10 +342,38 @@ impl Wal {
         config: WalConfig,
         on_failure: Box<dyn Fn(&WalError) + Send + Sync>,
     ) -> Result<(Self, Replay), WalError> {
+        Self::start_on(disk, config, on_failure, writer::start)
+    }
+
+    /// As `open`, with tasks of this scope in the place of threads, on a disk of this pace.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_stepped(
+        config: WalConfig,
+        on_failure: Box<dyn Fn(&WalError) + Send + Sync>,
+        pace: &stepped::Pace,
+        scope: &TaskScope,
+    ) -> Result<(Self, Replay), WalError> {
+        config.validate()?;
+        let disk = disk::Disk::open(&config.dir, config.direct_io)?;
+        Self::start_on(disk, config, on_failure, |shared| {
+            stepped::start(shared, pace, scope);
+            Ok(false)
+        })
+    }
+
+    /// `start` tells whether the writers have real-time priority.
+    fn start_on(
+        disk: disk::Disk,
+        config: WalConfig,
+        on_failure: Box<dyn Fn(&WalError) + Send + Sync>,
+        start: impl FnOnce(&Arc<Shared>) -> Result<bool, WalError>,
+    ) -> Result<(Self, Replay), WalError> {
         let recovered = replay::recover(&disk, &config)?;
         let shared = Arc::new(Shared::new(disk, &config, &recovered, on_failure));
         let wal = Self { store: Store::Disk(Arc::new(Owner(Arc::clone(&shared)))) };
-        let real_time = writer::start(&shared)?;
+        let real_time = start(&shared)?;
         let status = wal.status();
         tracing::info!(
             dir = %config.dir.display(),

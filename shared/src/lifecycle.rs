@@ -1,6 +1,6 @@
 //! Births and deaths: phases, the two stop signals, the one place that spawns, and the one clock.
 //!
-//! *Owns*: `Phase`, `TaskScope`, OS signals, wall-clock time.
+//! *Owns*: `Phase`, `TaskScope`, where blocking work goes, OS signals, wall-clock time.
 //! *Does not own*: what a task does when it is told to drain.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt;
+use futures_util::future::Either;
 use serde::{Deserialize, Serialize};
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::{JoinError, spawn_blocking, yield_now};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -161,6 +164,34 @@ impl TaskScope {
     }
 }
 
+/// Whether all tasks here share one thread. Then there is no other to give work to, and what blocks is done in place: a
+/// simulation, whose time is not the machine's, runs the service so.
+pub fn is_on_one_thread() -> bool {
+    Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::CurrentThread)
+}
+
+/// Runs work that blocks where it holds up no task. It has begun when this returns, unless there is one thread alone.
+///
+/// # Errors
+/// Where the work panicked.
+pub fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> impl Future<Output = Result<T, JoinError>> + Send {
+    if !is_on_one_thread() {
+        return Either::Left(spawn_blocking(work));
+    }
+    Either::Right(async move {
+        // Others have their turn, as they would have while a thread is at it.
+        yield_now().await;
+        Ok(work())
+    })
+}
+
+/// As `blocking`, for short work on what the caller has borrowed.
+pub fn block_in_place<T>(work: impl FnOnce() -> T) -> T {
+    if is_on_one_thread() { work() } else { tokio::task::block_in_place(work) }
+}
+
 /// SIGTERMs and SIGINTs, as they come: the first asks for a drain, the next to be quick about it.
 pub struct Terminations {
     terminate: tokio::signal::unix::Signal,
@@ -257,6 +288,26 @@ mod tests {
         scope.spawn("worker", async move { task.draining().await });
         scope.cancel();
         assert_eq!(scope.join(Duration::from_secs(5)).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn one_thread_does_blocking_work_itself() {
+        let here = std::thread::current().id();
+        assert_eq!(blocking(|| std::thread::current().id()).await.expect("no panic"), here);
+        assert_eq!(block_in_place(|| std::thread::current().id()), here);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn several_threads_give_blocking_work_away() {
+        let worker = TaskScope::new(OnPanic::EndTask);
+        let (told, threads) = tokio::sync::oneshot::channel();
+        worker.spawn("worker", async move {
+            let there = blocking(|| std::thread::current().id()).await.expect("no panic");
+            // Nobody asks any more where the test has failed already.
+            let _ = told.send((std::thread::current().id(), there));
+        });
+        let (here, there) = threads.await.expect("told");
+        assert_ne!(here, there);
     }
 
     #[tokio::test]

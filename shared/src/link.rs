@@ -1,6 +1,6 @@
 //! How to reach a pod: over TCP, or over an in-process pipe that carries the very same service.
 //!
-//! *Owns*: pod addresses, opening a channel to one and cutting it, the pipe's two ends.
+//! *Owns*: pod addresses, opening a channel to one and cutting it, the pipe's two ends, TCP and pipe as one (`Wire`).
 //! *Does not own*: retries, and what is said over the channel.
 
 use std::fmt;
@@ -218,6 +218,80 @@ pub fn server() -> tonic::transport::Server {
         .max_concurrent_streams(None)
 }
 
+/// A connection: in earnest, or within a process. What it costs is a branch for each read or write.
+pub enum Wire {
+    /// Over the network.
+    Tcp(TcpStream),
+    /// Over a pipe.
+    Pipe(DuplexStream),
+}
+
+impl Wire {
+    /// Connects to `host:port`.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub async fn connect(authority: &str) -> io::Result<Self> {
+        let tcp = TcpStream::connect(authority).await?;
+        tcp.set_nodelay(true)?;
+        Ok(Self::Tcp(tcp))
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(tcp) => Pin::new(tcp).poll_read(cx, buffer),
+            Self::Pipe(pipe) => Pin::new(pipe).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(tcp) => Pin::new(tcp).poll_write(cx, bytes),
+            Self::Pipe(pipe) => Pin::new(pipe).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(tcp) => Pin::new(tcp).poll_write_vectored(cx, parts),
+            Self::Pipe(pipe) => Pin::new(pipe).poll_write_vectored(cx, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Tcp(tcp) => tcp.is_write_vectored(),
+            Self::Pipe(pipe) => pipe.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(tcp) => Pin::new(tcp).poll_flush(cx),
+            Self::Pipe(pipe) => Pin::new(pipe).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(tcp) => Pin::new(tcp).poll_shutdown(cx),
+            Self::Pipe(pipe) => Pin::new(pipe).poll_shutdown(cx),
+        }
+    }
+}
+
 /// The caller's end of a pod in this process.
 #[derive(Clone)]
 pub struct PipeDialer {
@@ -236,11 +310,22 @@ pub fn pipe() -> (PipeDialer, PipeListener) {
 }
 
 impl PipeDialer {
-    async fn dial(&self) -> io::Result<DuplexStream> {
+    /// A new pipe to whoever listens.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` where nobody does any more.
+    pub async fn dial(&self) -> io::Result<DuplexStream> {
         let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
         let refused = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "the in-process pod has ended");
         self.pipes.send(theirs).await.map_err(refused)?;
         Ok(ours)
+    }
+}
+
+impl PipeListener {
+    /// The next pipe that is dialled; None once nobody can dial any more.
+    pub async fn accept(&mut self) -> Option<DuplexStream> {
+        self.pipes.recv().await
     }
 }
 

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use chitchat::transport::UdpTransport;
+use chitchat::transport::{Transport, UdpTransport};
 use chitchat::{
     ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig, NodeState, ProtocolVersion,
     spawn_chitchat,
@@ -244,8 +244,21 @@ pub struct Membership {
     gossip: Option<Arc<Gossip>>,
 }
 
+/// Another net than UDP and TCP, for simulations.
+pub struct Net<'t> {
+    /// What carries the gossip.
+    pub transport: &'t dyn Transport,
+    /// The way from this process to a pod that says it is there.
+    pub reach: Reach,
+}
+
+/// Turns the address that a pod says into the way to it.
+pub type Reach = Arc<dyn Fn(&str) -> Option<PodAddress> + Send + Sync>;
+
 struct Gossip {
     handle: ChitchatHandle,
+    /// As the net has it; None for TCP.
+    reach: Option<Reach>,
     address: SocketAddr,
     /// When this process joined, in microseconds: rises with each life of a member.
     life: u64,
@@ -273,13 +286,38 @@ impl Membership {
     /// # Errors
     /// `Invalid` for a configuration that cannot be; `Unavailable` where the address cannot be had.
     pub async fn gossip(config: &ClusterConfig, name: &str, scope: &TaskScope) -> Result<Self, Error> {
+        Self::join(config, name, scope, None).await
+    }
+
+    /// As `gossip`, over another net.
+    ///
+    /// # Errors
+    /// As `gossip`.
+    pub async fn gossip_over(
+        net: Net<'_>,
+        config: &ClusterConfig,
+        name: &str,
+        scope: &TaskScope,
+    ) -> Result<Self, Error> {
+        Self::join(config, name, scope, Some(net)).await
+    }
+
+    async fn join(
+        config: &ClusterConfig,
+        name: &str,
+        scope: &TaskScope,
+        net: Option<Net<'_>>,
+    ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_configuration", error.to_string()))?;
         let listen = config.gossip_listen.as_deref().unwrap_or_default();
         let cannot = |error: &dyn std::fmt::Display| {
             let message = format!("cannot gossip on {listen:?} (cluster.gossip_listen, UDP): {error}");
             Error::unavailable("cannot_listen", message)
         };
-        let address = free_address(listen).await.map_err(|error| cannot(&error))?;
+        let address = match net {
+            None => free_address(listen).await.map_err(|error| cannot(&error))?,
+            Some(_) => listen.parse().map_err(|error| cannot(&error))?,
+        };
         let advertise = match config.gossip_advertise.as_deref().map(str::parse::<SocketAddr>) {
             Some(Ok(advertise)) if advertise.port() == 0 => SocketAddr::new(advertise.ip(), address.port()),
             Some(Ok(advertise)) => advertise,
@@ -304,10 +342,11 @@ impl Membership {
             extra_liveness_predicate: None,
             protocol_version: ProtocolVersion::V1,
         };
-        let handle =
-            spawn_chitchat(chitchat, Vec::new(), &UdpTransport).await.map_err(|error| cannot(&error))?;
+        let transport = net.as_ref().map_or(&UdpTransport as &dyn Transport, |net| net.transport);
+        let handle = spawn_chitchat(chitchat, Vec::new(), transport).await.map_err(|error| cannot(&error))?;
+        let reach = net.map(|net| net.reach);
         let (wish, pod) = (watch::Sender::new(Vec::new()), Mutex::new(None));
-        let gossip = Arc::new(Gossip { handle, address, life, wish, pod });
+        let gossip = Arc::new(Gossip { handle, reach, address, life, wish, pod });
         let members = Members { zone: config.zone.clone(), ..Members::default() };
         let members = watch::Sender::new(Arc::new(members));
         let membership = Self { name: name.into(), members, gossip: Some(Arc::clone(&gossip)) };
@@ -336,12 +375,14 @@ impl Membership {
             return;
         }
         let mut members = self.members.subscribe();
-        let own = |members: &Arc<Members>| {
-            let others = members.gateways.keys().any(|name| **name != *self.name);
-            others || members.pods.keys().any(|id| *id.as_str() != *self.name)
-        };
         // The sender lives in this membership: only the time can end it.
-        let _ = tokio::time::timeout(patience, members.wait_for(own)).await;
+        let _ = tokio::time::timeout(patience, members.wait_for(|members| self.has_others(members))).await;
+    }
+
+    /// Whether another member than this one is among them.
+    fn has_others(&self, members: &Members) -> bool {
+        let is_gateway = members.gateways.keys().any(|name| **name != *self.name);
+        is_gateway || members.pods.keys().any(|id| *id.as_str() != *self.name)
     }
 
     /// What this process knows of the pool, as it changes.
@@ -409,8 +450,8 @@ async fn complain_alone(membership: Membership, seeds: Vec<String>, scope: TaskS
             () = scope.cancelled() => return,
             () = membership.met(pause) => {}
         }
-        let members = membership.now();
-        if members.gateways.len() + members.pods.len() > 1 {
+        // As `met` has it: by another measure this would go round without a pause.
+        if membership.has_others(&membership.now()) {
             return;
         }
         tracing::warn!(seeds = %seeds.join(", "), "no other member of the pool has answered yet: are these the others' gossip \
@@ -445,8 +486,9 @@ async fn hear(gossip: Arc<Gossip>, members: watch::Sender<Arc<Members>>, scope: 
     let mut live = gossip.handle.with_chitchat(|chitchat| chitchat.live_nodes_watcher()).await;
     let mut tick = tokio::time::interval(LOST_SHOWN / 4);
     loop {
+        let reach = gossip.reach.as_ref();
         let heard: Vec<_> =
-            live.borrow_and_update().iter().map(|(id, state)| Heard::read(id, state)).collect();
+            live.borrow_and_update().iter().map(|(id, state)| Heard::read(id, state, reach)).collect();
         members.send_modify(|members| {
             let me = gossip.pod.lock().unwrap_or_else(PoisonError::into_inner).clone();
             apply(Arc::make_mut(members), heard, me.as_ref().map(|me| (me, gossip.life)), Instant::now());
@@ -473,9 +515,9 @@ enum Says {
 }
 
 impl Heard {
-    fn read(id: &ChitchatId, state: &NodeState) -> Self {
+    fn read(id: &ChitchatId, state: &NodeState, reach: Option<&Reach>) -> Self {
         let says = match state.get(ROLE) {
-            Some(POD) => Self::pod(id, state),
+            Some(POD) => Self::pod(id, state, reach),
             Some(GATEWAY) => {
                 Some(Says::Gateway(GatewayMember { admin: state.get(ADMIN).map(str::to_owned) }))
             }
@@ -485,9 +527,10 @@ impl Heard {
     }
 
     /// None where it has not said all of it yet, or says what this version does not understand.
-    fn pod(id: &ChitchatId, state: &NodeState) -> Option<Says> {
+    fn pod(id: &ChitchatId, state: &NodeState, reach: Option<&Reach>) -> Option<Says> {
+        let address = state.get(ADDRESS)?;
         let pod = PodState {
-            address: state.get(ADDRESS)?.parse().ok()?,
+            address: reach.map_or_else(|| address.parse().ok(), |reach| reach(address))?,
             phase: state.get(PHASE)?.parse().ok()?,
             zone: state.get(ZONE).map(str::to_owned),
             tables: state.get(TABLES).and_then(|tables| tables.parse().ok()),

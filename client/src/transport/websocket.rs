@@ -14,17 +14,17 @@ use http::header::SEC_WEBSOCKET_PROTOCOL;
 use serde::Deserialize;
 use sluice_shared::error::{Error as GatewayError, ErrorKind};
 use sluice_shared::frame::{GatewayFrame, SUBPROTOCOL};
-use tokio::net::TcpStream;
+use sluice_shared::link::Wire;
 use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
-use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, connect_async_tls_with_config};
+use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, client_async_tls_with_config};
 
 use crate::error::Error;
 use crate::transport::trust;
 use crate::transport::{
-    CONNECT_TIMEOUT, Event, FRAME_BYTES_MAX, GatewayUrl, broke_protocol, lost, timed_out,
+    CONNECT_TIMEOUT, Event, FRAME_BYTES_MAX, GatewayUrl, Way, broke_protocol, lost, timed_out,
 };
 
 const READ_BUFFER_BYTES: usize = 16 << 10;
@@ -37,17 +37,18 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const WRITES_PER_READ: usize = 16;
 
 pub(crate) struct Connection {
-    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    socket: WebSocketStream<MaybeTlsStream<Wire>>,
     url: GatewayUrl,
     flush_due: bool,
     heard_at: Instant,
 }
 
 impl Connection {
-    /// Connects, over TLS where that is given, and upgrades.
+    /// Connects by this way, over TLS where that is given, and upgrades.
     pub(crate) async fn connect(
         url: &GatewayUrl,
         table: &str,
+        way: &Way,
         tls: Option<Arc<rustls::ClientConfig>>,
     ) -> Result<Self, Error> {
         let mut request = url.stream(table).into_client_request().map_err(|error| failed(url, &error))?;
@@ -59,8 +60,10 @@ impl Connection {
             .max_message_size(Some(FRAME_BYTES_MAX))
             .max_frame_size(Some(FRAME_BYTES_MAX));
         let connector = tls.map_or(Connector::Plain, Connector::Rustls);
-        let connecting = connect_async_tls_with_config(request, Some(config), true, Some(connector));
-        let connecting = Box::pin(connecting);
+        let connecting = Box::pin(async {
+            let wire = way.to(url.authority()).await.map_err(WsError::Io)?;
+            client_async_tls_with_config(request, wire, Some(config), Some(connector)).await
+        });
         let (socket, _) = tokio::time::timeout(CONNECT_TIMEOUT, connecting)
             .await
             .map_err(|_| timed_out(url, "connecting", CONNECT_TIMEOUT))?

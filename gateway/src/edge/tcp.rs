@@ -1,10 +1,10 @@
 //! TCP: the listeners, TLS, and which HTTP a connection speaks.
 //!
-//! *Owns*: accepting, refusing, handshakes and their bounds, the limits of HTTP/1 and HTTP/2.
+//! *Owns*: accepting (of a pipe too, for simulations), refusing, handshakes and their bounds, the limits of HTTP/1 and HTTP/2.
 //! *Does not own*: how many connections there may be (`app`), what requests mean (`http`, `gate`).
 //! Keeps P7: connections and handshakes are bounded, and one that says nothing is closed.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::version::{TLS12, TLS13};
 use sluice_shared::error::Error;
 use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::link::{PipeListener, Wire};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -59,9 +60,31 @@ const LINGER: Duration = Duration::from_millis(250);
 
 /// A listener, and what is spoken there.
 pub(crate) struct Listener {
-    tcp: TcpListener,
+    source: Source,
     /// None: no TLS.
     tls: Option<Tls>,
+}
+
+enum Source {
+    Tcp(TcpListener),
+    Pipe(PipeListener),
+}
+
+impl Source {
+    async fn accept(&mut self) -> std::io::Result<(Wire, IpAddr)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (tcp, peer) = listener.accept().await?;
+                // Acks are small and must not wait for more.
+                let _ = tcp.set_nodelay(true);
+                Ok((Wire::Tcp(tcp), peer.ip()))
+            }
+            Self::Pipe(pipes) => match pipes.accept().await {
+                Some(pipe) => Ok((Wire::Pipe(pipe), Ipv4Addr::LOCALHOST.into())),
+                None => std::future::pending().await, // nobody can dial any more
+            },
+        }
+    }
 }
 
 struct Tls {
@@ -87,7 +110,12 @@ impl Listener {
         let acceptor = certificate.map(tls_acceptor).transpose()?;
         let tls =
             acceptor.map(|acceptor| Tls { acceptor, handshakes: Arc::new(Semaphore::new(HANDSHAKES_MAX)) });
-        Ok((address, Self { tcp, tls }))
+        Ok((address, Self { source: Source::Tcp(tcp), tls }))
+    }
+
+    /// Of connections within this process, without TLS.
+    pub(crate) fn pipe(pipes: PipeListener) -> Self {
+        Self { source: Source::Pipe(pipes), tls: None }
     }
 }
 
@@ -97,15 +125,15 @@ fn tls_acceptor(certificate: &Arc<Certificate>) -> Result<TlsAcceptor, Error> {
 }
 
 /// Serves connections until the gateway drains.
-pub(crate) async fn accept(listener: Listener, router: Router, app: Arc<App>) {
+pub(crate) async fn accept(mut listener: Listener, router: Router, app: Arc<App>) {
     let mut logged: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             biased; // drain first: a storm of connections must not hold it up
             () = app.scope.draining() => return,
-            accepted = listener.tcp.accept() => accepted,
+            accepted = listener.source.accept() => accepted,
         };
-        let (tcp, peer) = match accepted {
+        let (wire, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 if logged.is_none_or(|at| at.elapsed() >= ACCEPT_LOG_PAUSE) {
@@ -116,19 +144,19 @@ pub(crate) async fn accept(listener: Listener, router: Router, app: Arc<App>) {
                 continue;
             }
         };
-        // Acks are small and must not wait for more.
-        let _ = tcp.set_nodelay(true);
-        let connection = match app.place(peer.ip()) {
+        let connection = match app.place(peer) {
             Ok(connection) => connection,
             Err(error) => {
                 app.metrics.error(&error);
-                refuse(tcp, &error, listener.tls.is_some());
+                refuse(wire, &error, listener.tls.is_some());
                 continue;
             }
         };
-        match &listener.tls {
-            None => app.scope.spawn("connection", plain(tcp, router.clone(), connection, Arc::clone(&app))),
-            Some(tls) => {
+        match (&listener.tls, wire) {
+            (None, wire) | (Some(_), wire @ Wire::Pipe(_)) => {
+                app.scope.spawn("connection", plain(wire, router.clone(), connection, Arc::clone(&app)));
+            }
+            (Some(tls), Wire::Tcp(tcp)) => {
                 let Ok(permit) = Arc::clone(&tls.handshakes).try_acquire_owned() else {
                     let message = format!("{HANDSHAKES_MAX} TLS handshakes are under way: try again");
                     app.metrics.error(&Error::busy("too_many_handshakes", message, Duration::from_secs(1)));
@@ -142,10 +170,10 @@ pub(crate) async fn accept(listener: Listener, router: Router, app: Arc<App>) {
 }
 
 /// Says why, without waiting: a new connection's send buffer has room for it. Under TLS nothing can be said.
-fn refuse(mut tcp: TcpStream, error: &Error, is_tls: bool) {
+fn refuse(mut wire: Wire, error: &Error, is_tls: bool) {
     if !is_tls {
         let answer = answer("503 Service Unavailable", error);
-        let _ = futures_util::FutureExt::now_or_never(tcp.write_all(answer.as_bytes()));
+        let _ = futures_util::FutureExt::now_or_never(wire.write_all(answer.as_bytes()));
     }
 }
 
@@ -179,8 +207,8 @@ async fn read_out(tcp: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) -> std:
     Ok(())
 }
 
-async fn plain(tcp: TcpStream, router: Router, connection: Connection, app: Arc<App>) {
-    let socket = Socket::plain(Counted::new(tcp), app.config.write_timeout());
+async fn plain(wire: Wire, router: Router, connection: Connection, app: Arc<App>) {
+    let socket = Socket::plain(Counted::new(wire), app.config.write_timeout());
     serve(socket, router, connection, app).await;
 }
 
@@ -220,7 +248,7 @@ async fn shake_hands(mut tcp: TcpStream, acceptor: TlsAcceptor, app: &App) -> Op
         hint(&mut tcp, &Error::invalid("no_tls_on_tls_port", message), app).await;
         return None;
     }
-    match acceptor.accept(Counted::new(tcp)).into_fallible().await {
+    match acceptor.accept(Counted::new(Wire::Tcp(tcp))).into_fallible().await {
         Ok(tls) => Some(Socket::tls(tls, app.config.write_timeout())),
         Err((error, mut tcp)) => {
             app.metrics.error(&Error::invalid("tls_handshake", error.to_string()));

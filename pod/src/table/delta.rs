@@ -29,7 +29,6 @@ use delta_kernel::transaction::create_table::create_table;
 use delta_kernel::transaction::data_layout::DataLayout;
 use delta_kernel::transaction::{BoundWriteContext, CommitResult, UpdateTableOperation, WriteState};
 use delta_kernel::{FileMeta, KernelError};
-use delta_kernel_default_engine::executor::tokio::TokioMultiThreadExecutor;
 use delta_kernel_default_engine::parquet::DataFileMetadata;
 use delta_kernel_default_engine::stats::FileStatsAccumulator;
 use delta_kernel_default_engine::{DefaultEngine, DefaultEngineBuilder, build_add_file_metadata};
@@ -41,6 +40,7 @@ use sluice_shared::ids::{TableId, TableVersion};
 use sluice_shared::table::TableSpec;
 
 use super::directory;
+use super::executor::Executor;
 
 /// The application transaction that names a version's watermark map.
 pub const TRANSACTION: &str = "sluice.watermarks";
@@ -54,7 +54,7 @@ const TRANSACTION_RETENTION: &str = "delta.setTransactionRetentionDuration";
 /// Where a table is made in memory before it is made in earnest.
 const REHEARSAL_URL: &str = "memory:///table/";
 
-type Engine = DefaultEngine<TokioMultiThreadExecutor>;
+type Engine = DefaultEngine<Executor>;
 
 /// Why Delta Lake could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +71,9 @@ pub enum DeltaError {
     /// Storage failed.
     #[error("storage: {0}")]
     Store(#[from] object_store::Error),
+    /// A table that can be has not been made: storage failed.
+    #[error("storage: {0}")]
+    NotMade(KernelError),
     /// The blocking task did not end well.
     #[error("delta task: {0}")]
     Task(#[from] tokio::task::JoinError),
@@ -269,9 +272,14 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// Must be called in a multi-threaded runtime.
+    /// Must be called in a runtime.
     pub fn new(store: Arc<dyn ObjectStore>) -> Self {
-        Self { engine: Arc::new(engine_on(Arc::clone(&store))), store }
+        Self::with_kernel_on(Arc::clone(&store), store)
+    }
+
+    /// Where the kernel is to reach the same store by another way: on one thread it cannot wait for anything.
+    pub fn with_kernel_on(kernels: Arc<dyn ObjectStore>, store: Arc<dyn ObjectStore>) -> Self {
+        Self { engine: Arc::new(engine_on(kernels)), store }
     }
 
     /// Puts version 0, where nobody else has. Whether this call did it is not told: load and compare.
@@ -293,8 +301,13 @@ impl Delta {
             put_first(&rehearsal, REHEARSAL_URL, &schema, &spec)?;
             shape(&Snapshot::builder_for(REHEARSAL_URL).build(&rehearsal)?, &rehearsal)?;
             // The kernel wants a local table's directory to be there.
-            make_directory(std::path::Path::new(&local)).map_err(KernelError::from)?;
-            put_first(&engine, &url, &schema, &spec)
+            make_directory(std::path::Path::new(&local))
+                .map_err(|error| DeltaError::NotMade(error.into()))?;
+            // The kernel has taken it once.
+            put_first(&engine, &url, &schema, &spec).map_err(|error| match error {
+                DeltaError::Kernel(error) => DeltaError::NotMade(error),
+                other => other,
+            })
         });
         created.await
     }
@@ -463,8 +476,7 @@ impl Delta {
 }
 
 fn engine_on(store: Arc<dyn ObjectStore>) -> Engine {
-    let executor = Arc::new(TokioMultiThreadExecutor::new(tokio::runtime::Handle::current()));
-    DefaultEngineBuilder::new(store).with_task_executor(executor).build()
+    DefaultEngineBuilder::new(store).with_task_executor(Arc::new(Executor::here())).build()
 }
 
 /// Puts a table's version 0, where nobody else has.
@@ -527,7 +539,7 @@ fn url(directory: &Path) -> String {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DeltaError> + Send + 'static,
 ) -> Result<T, DeltaError> {
-    tokio::task::spawn_blocking(work).await?
+    sluice_shared::lifecycle::blocking(work).await?
 }
 
 /// A listing of a local directory can show version n + 1 without n: it is whole the next time.
@@ -624,28 +636,4 @@ fn scalar(column: &Arc<dyn Array>, row: usize) -> Result<Scalar, DeltaError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use arrow::datatypes::Field;
-    use object_store::local::LocalFileSystem;
-
-    use super::*;
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_store_that_fails_is_no_table_that_is_gone() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let root = Path::from_absolute_path(dir.path().canonicalize().expect("there")).expect("a path");
-        let delta = Delta::new(Arc::new(LocalFileSystem::new()));
-        let schema = Schema::new(vec![Field::new("n", DataType::Int64, true)]);
-        let spec = TableSpec::new(Arc::new(schema.clone()), Vec::new(), BTreeMap::new()).expect("a spec");
-        delta.create(&root, &schema, &spec).await.expect("made");
-        let version = delta.load(&root).await.expect("there");
-        // The name leads back to itself: the store can neither find it nor say that it is not there.
-        let log = dir.path().join("_delta_log/00000000000000000000.json");
-        std::fs::rename(&log, dir.path().join("aside")).expect("moved");
-        std::os::unix::fs::symlink(&log, &log).expect("made");
-        assert!(matches!(delta.refresh(&version).await, Err(DeltaError::Store(_))));
-        assert!(matches!(delta.commit(&version, Vec::new(), Vec::new()).await, Put::Unknown(_)));
-        std::fs::remove_file(&log).expect("removed");
-        assert!(matches!(delta.commit(&version, Vec::new(), Vec::new()).await, Put::Conflict));
-    }
-}
+mod tests;

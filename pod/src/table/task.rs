@@ -13,7 +13,7 @@ use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use sluice_shared::fault::{self, Bug, Point};
 use sluice_shared::ids::StreamId;
-use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::lifecycle::{TaskScope, blocking};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -493,7 +493,7 @@ impl TableTask {
         for group in groups(at_hand, pieces, self.table.config.target_file_bytes) {
             let sources = sources(at_hand, &group);
             let shape = Arc::clone(shape);
-            encoding.push((group, tokio::task::spawn_blocking(move || encode(&shape, &sources))));
+            encoding.push((group, blocking(move || encode(&shape, &sources))));
         }
         for (group, encoded) in encoding {
             let encoded = encoded.await??;

@@ -363,6 +363,11 @@ impl SegmentFile {
         written.map_err(io_error("write and flush", &self.path))
     }
 
+    /// What a flush that fails is answered with.
+    pub(super) fn flush_failed(&self) -> WalError {
+        io_error("write and flush", &self.path)(io::Error::other("the disk was told to fail"))
+    }
+
     fn write_and_flush(&self, writer: usize, blocks: &[u8], offset: u64) -> io::Result<()> {
         let position = WalPosition { segment: self.number, offset };
         self.faults.hit(Point::WalWriteBefore, position)?;

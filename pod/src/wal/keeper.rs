@@ -16,7 +16,7 @@ use super::writer::{Ending, Shared, State};
 pub(super) const SPARES_MAX: usize = 8;
 
 /// What the keeper does next.
-enum Chore {
+pub(super) enum Chore {
     /// Take the oldest segment away.
     Retire(u64),
     /// Make a segment ahead.
@@ -28,17 +28,29 @@ enum Chore {
 /// Runs until the writers have ended.
 pub(super) fn run(shared: &Arc<Shared>) {
     loop {
-        let done = match next_chore(shared) {
-            Chore::Retire(segment) => retire(shared, segment),
-            Chore::Make => make(shared),
+        match next_chore(shared) {
             Chore::End => break,
-        };
-        if let Err(error) = done {
-            shared.fail(&error);
+            chore => do_chore(shared, chore),
         }
     }
+    end(shared);
+}
+
+/// Lets others have the directory, once the writers have ended.
+pub(super) fn end(shared: &Shared) {
     shared.disk.unlock();
     shared.ended.send_replace(true);
+}
+
+pub(super) fn do_chore(shared: &Shared, chore: Chore) {
+    let done = match chore {
+        Chore::Retire(segment) => retire(shared, segment),
+        Chore::Make => make(shared),
+        Chore::End => Ok(()),
+    };
+    if let Err(error) = done {
+        shared.fail(&error);
+    }
 }
 
 fn next_chore(shared: &Shared) -> Chore {
@@ -52,7 +64,7 @@ fn next_chore(shared: &Shared) -> Chore {
 }
 
 /// Trimming comes first, since it makes the room that a new segment takes.
-fn chore(state: &State) -> Option<Chore> {
+pub(super) fn chore(state: &State) -> Option<Chore> {
     let failed = state.ending == Ending::Failed;
     let trimmable = state.trimmable().filter(|_| !failed);
     let wanted = state.next.is_none() && (!state.no_room || state.retry_room);

@@ -6,13 +6,14 @@
 //! both threads, the keeper and all appenders meet there; it is held for moves of a few pointers only.
 //!
 //! *Owns*: the log's shared state, the order of groups, the durable frontier, fail-stop.
-//! *Does not own*: files (`disk.rs`), bytes (`segment.rs`), making and trimming segments (`keeper.rs`).
+//! *Does not own*: files (`disk.rs`), bytes (`segment.rs`), making and trimming segments (`keeper.rs`), the same work done
+//! by tasks (`stepped.rs`).
 //! Keeps P3: a `then` runs only when its group and all before it are flushed; after a failure none runs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,6 +21,7 @@ use sluice_shared::fault::{self, Bug};
 use sluice_shared::ids::{Epoch, LogId, PodId, WalPosition};
 use tokio::sync::{Notify, Semaphore, watch};
 
+use super::bell::Bell;
 use super::disk::{AlignedBuffer, Disk, SegmentFile, WRITERS};
 use super::replay::Recovered;
 use super::segment::{self, BLOCK, Chain, ENTRY_HEADER, GROUP_HEADER, GroupPlace, SegmentHeader};
@@ -31,7 +33,7 @@ const FLIGHTS_MAX: usize = 4;
 /// A writer's buffer to begin with; it grows to the largest group seen.
 const BUFFER_BYTES: usize = 256 << 10;
 /// Pause between tries to make a segment on a full disk.
-const ROOM_RETRY: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1_000 });
+pub(super) const ROOM_RETRY: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1_000 });
 
 type Then = Box<dyn FnOnce(Durable) + Send>;
 
@@ -139,9 +141,9 @@ pub(super) struct Shared {
     real_time: AtomicBool,
     state: Mutex<State>,
     /// For the writers.
-    work: Condvar,
+    pub(super) work: Bell,
     /// For the keeper.
-    chores: Condvar,
+    pub(super) chores: Bell,
     on_failure: Box<dyn Fn(&WalError) + Send + Sync>,
     pub(super) slots: Arc<Semaphore>,
     pub(super) gate: watch::Sender<Gate>,
@@ -151,16 +153,33 @@ pub(super) struct Shared {
 }
 
 /// A group that a writer has taken and must write.
-struct Taken {
-    file: Arc<SegmentFile>,
-    place: GroupPlace,
+pub(super) struct Taken {
+    pub(super) file: Arc<SegmentFile>,
+    pub(super) place: GroupPlace,
     /// Whether it is the segment's first, which is written with the segment's header.
     first: bool,
 }
 
+impl Taken {
+    /// Where its bytes go in the segment.
+    pub(super) fn offset(&self) -> u64 {
+        if self.first { 0 } else { self.place.offset }
+    }
+}
+
+/// What a writer can do.
+pub(super) enum Formed<T> {
+    /// Write this group.
+    Group(T),
+    /// Wait until there is something to write and a place for it.
+    Nothing,
+    /// End: nothing more will come.
+    End,
+}
+
 /// A writer's own memory, reused for all its groups.
-struct Scratch {
-    buffer: AlignedBuffer,
+pub(super) struct Scratch {
+    pub(super) buffer: AlignedBuffer,
     payloads: Vec<Vec<Bytes>>,
     slots: Vec<Slot>,
 }
@@ -216,15 +235,13 @@ impl Drop for PanicGuard<'_> {
 fn run(shared: &Arc<Shared>, writer: usize, answer: &SyncSender<bool>) {
     // The receiver waits for one answer of each writer.
     let _ = answer.send(ask_for_real_time());
-    let mut scratch =
-        Scratch { buffer: AlignedBuffer::zeroed(BUFFER_BYTES), payloads: Vec::new(), slots: Vec::new() };
+    let mut scratch = Scratch::new();
     while let Some((taken, bytes)) = shared.form(&mut scratch) {
-        let offset = if taken.first { 0 } else { taken.place.offset };
         let is_told_first = fault::has(Bug::AckBeforeFlush);
         if is_told_first {
             shared.complete(taken.place.chain.group);
         }
-        let written = taken.file.write(writer, scratch.buffer.bytes(bytes), offset);
+        let written = taken.file.write(writer, scratch.buffer.bytes(bytes), taken.offset());
         match written {
             Ok(()) if is_told_first => {}
             Ok(()) => shared.complete(taken.place.chain.group),
@@ -232,6 +249,12 @@ fn run(shared: &Arc<Shared>, writer: usize, answer: &SyncSender<bool>) {
         }
     }
     shared.writer_ended();
+}
+
+impl Scratch {
+    pub(super) fn new() -> Self {
+        Self { buffer: AlignedBuffer::zeroed(BUFFER_BYTES), payloads: Vec::new(), slots: Vec::new() }
+    }
 }
 
 impl State {
@@ -318,8 +341,8 @@ impl Shared {
             group_bytes_max: usize::try_from(group_bytes_max).unwrap_or(usize::MAX),
             real_time: AtomicBool::new(false),
             state: Mutex::new(state),
-            work: Condvar::new(),
-            chores: Condvar::new(),
+            work: Bell::default(),
+            chores: Bell::default(),
             on_failure,
             slots: Arc::new(Semaphore::new(SLOTS)),
             gate: watch::Sender::new(Gate::Open),
@@ -425,6 +448,24 @@ impl Shared {
     /// Takes what waits, as one group, into the writer's buffer. Returns the bytes to write; None at the end.
     fn form(&self, scratch: &mut Scratch) -> Option<(Taken, usize)> {
         let taken = self.take(scratch)?;
+        let bytes = self.encode(&taken, scratch);
+        Some((taken, bytes))
+    }
+
+    /// As `form`, for those who cannot wait.
+    pub(super) fn try_form(&self, scratch: &mut Scratch) -> Formed<(Taken, usize)> {
+        let taken = self.take_now(&mut self.lock(), scratch);
+        match taken {
+            Formed::Group(taken) => {
+                let bytes = self.encode(&taken, scratch);
+                Formed::Group((taken, bytes))
+            }
+            Formed::Nothing => Formed::Nothing,
+            Formed::End => Formed::End,
+        }
+    }
+
+    fn encode(&self, taken: &Taken, scratch: &mut Scratch) -> usize {
         // Wakes the appenders that wait for a slot: they gather the next group while this one is written.
         scratch.slots.clear();
         let payload_bytes = scratch.payloads.iter().flatten().map(Bytes::len).sum();
@@ -442,7 +483,7 @@ impl Shared {
         self.wake_writer(&state);
         drop(state);
         scratch.payloads.clear();
-        Some((taken, bytes))
+        bytes
     }
 
     /// Grows the buffer where needed; gives back what only a single large entry needed.
@@ -471,23 +512,30 @@ impl Shared {
     fn take(&self, scratch: &mut Scratch) -> Option<Taken> {
         let mut state = self.lock();
         loop {
-            let closing = match state.ending {
-                Ending::Failed => return None,
-                Ending::Closing => true,
-                Ending::No => false,
-            };
-            let first_bytes = state.queue.front().map(|entry| segment::group_bytes(1, entry.bytes));
-            match (first_bytes, state.chain) {
-                (None, _) if closing => return None,
-                (Some(bytes), Some(chain))
-                    if state.flights.len() < FLIGHTS_MAX && self.has_place(&mut state, bytes as u64) =>
-                {
-                    state.chain = None;
-                    return Some(self.fill(&mut state, chain, scratch));
-                }
-                _ => {}
+            match self.take_now(&mut state, scratch) {
+                Formed::Group(taken) => return Some(taken),
+                Formed::Nothing => state = self.work.wait(state),
+                Formed::End => return None,
             }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn take_now(&self, state: &mut State, scratch: &mut Scratch) -> Formed<Taken> {
+        let closing = match state.ending {
+            Ending::Failed => return Formed::End,
+            Ending::Closing => true,
+            Ending::No => false,
+        };
+        let first_bytes = state.queue.front().map(|entry| segment::group_bytes(1, entry.bytes));
+        match (first_bytes, state.chain) {
+            (None, _) if closing => Formed::End,
+            (Some(bytes), Some(chain))
+                if state.flights.len() < FLIGHTS_MAX && self.has_place(state, bytes as u64) =>
+            {
+                state.chain = None;
+                Formed::Group(self.fill(state, chain, scratch))
+            }
+            _ => Formed::Nothing,
         }
     }
 
@@ -538,7 +586,7 @@ impl Shared {
     }
 
     /// A group is flushed: tells of all that is durable now, unless another thread is at it.
-    fn complete(self: &Arc<Self>, number: u64) {
+    pub(super) fn complete(self: &Arc<Self>, number: u64) {
         let mut state = self.lock();
         if let Some(flight) = state.flights.iter_mut().find(|flight| flight.number == number) {
             flight.done = true;
@@ -613,7 +661,7 @@ impl Shared {
         self.wake_all();
     }
 
-    fn writer_ended(&self) {
+    pub(super) fn writer_ended(&self) {
         let mut state = self.lock();
         state.writers = state.writers.saturating_sub(1);
         drop(state);
@@ -623,11 +671,10 @@ impl Shared {
     /// Waits for a chore; on a full disk no longer than until the next try is due.
     pub(super) fn wait_for_chore<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         if !state.no_room {
-            return self.chores.wait(state).unwrap_or_else(PoisonError::into_inner);
+            return self.chores.wait(state);
         }
-        let waited = self.chores.wait_timeout(state, ROOM_RETRY);
-        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.retry_room |= timeout.timed_out();
+        let (mut state, is_due) = self.chores.wait_at_most(state, ROOM_RETRY);
+        state.retry_room |= is_due;
         state
     }
 

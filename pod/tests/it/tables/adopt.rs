@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use sluice_pod::adopt::Adopter;
-use sluice_pod::table::Storage;
+use sluice_pod::table::{Storage, Stores};
 use sluice_pod::wal::{LogStore, ObjectLogConfig, SealedLog};
 use sluice_shared::ids::{LogId, PodId};
 use sluice_shared::membership::Membership;
@@ -15,7 +15,7 @@ fn id(name: &str) -> PodId {
 }
 
 fn logs(root: &Path) -> LogStore {
-    Storage::below(root).expect("there").logs()
+    Storage::below(&Stores::disk(), root).expect("there").logs()
 }
 
 /// The log of a pod that dies: what is written to it never gets to a table.
