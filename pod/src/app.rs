@@ -106,11 +106,7 @@ impl Pod {
         }
         opened.send_replace(Some(tables.clone()));
         let decoded_bytes_max = config.record_bytes_max.as_usize() * DECODED_FACTOR;
-        let limits = limits(&config, &wal);
-        let lanes = Lanes::start(config.lane_count(), &wal, limits, &scope).map_err(|error| {
-            Error::unavailable("no_threads", format!("pod {}: cannot start its lanes: {error}", config.id))
-        })?;
-        let lanes = Arc::new(lanes);
+        let lanes = start_lanes(&config, &wal, &scope)?;
         let rate = config.bytes_per_s_max.map(|rate| rate.0);
         let admission = Admission::new(config.id.clone(), wal.clone(), config.ingress_bytes.as_usize(), rate);
         let members = membership.clone();
@@ -229,11 +225,16 @@ async fn meet(
     Ok(tables_id)
 }
 
-fn limits(config: &PodConfig, wal: &Wal) -> Limits {
+fn start_lanes(config: &PodConfig, wal: &Wal, scope: &TaskScope) -> Result<Arc<Lanes>, Error> {
     let record_bytes_max = config.record_bytes_max.as_usize();
     // A single row has to fit a segment of the log, with what Arrow adds to it.
     let segment_bytes = usize::try_from(wal.payload_bytes_max()).unwrap_or(usize::MAX);
-    Limits { record_bytes_max, row_bytes_max: (record_bytes_max * DECODED_FACTOR).min(segment_bytes / 2) }
+    let row_bytes_max = (record_bytes_max * DECODED_FACTOR).min(segment_bytes / 2);
+    let limits = Limits { record_bytes_max, row_bytes_max };
+    let lanes = Lanes::start(config.lane_count(), wal, limits, scope).map_err(|error| {
+        Error::unavailable("no_threads", format!("pod {}: cannot start its lanes: {error}", config.id))
+    })?;
+    Ok(Arc::new(lanes))
 }
 
 /// Ends the process when it is seen that this pod cannot be in the pool. What it has acked is in its log.
