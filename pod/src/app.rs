@@ -92,7 +92,7 @@ impl Pod {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
         let storage = Storage::below(&machine.stores, &config.tables_dir)?;
-        let tables_id = meet(&config, &storage, &membership, &scope).await?;
+        let tables_id = meet(&machine, &config, &storage, &membership, &scope).await?;
         let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
         let (opened, tables_opened) = watch::channel(None);
         scope.spawn("pool", follow(membership.clone(), pool.clone(), tables_opened, scope.clone()));
@@ -212,6 +212,7 @@ impl Pod {
 /// Hears of the others, and whether this pod can be in a pool with them, before anything is replayed into tables that may
 /// be others than theirs. Answers which tables it has.
 async fn meet(
+    machine: &Machine,
     config: &PodConfig,
     storage: &Storage,
     membership: &Membership,
@@ -221,7 +222,8 @@ async fn meet(
     membership.met(MEETING_MAX).await;
     let mut conflicts = Conflicts::new(config.id.clone(), membership.life(), tables_id);
     conflicts.look(&membership.now(), Now::now())?;
-    scope.spawn("conflicts", watch_conflicts(membership.clone(), conflicts, scope.clone()));
+    let watch = watch_conflicts(membership.clone(), conflicts, machine.clone(), scope.clone());
+    scope.spawn("conflicts", watch);
     Ok(tables_id)
 }
 
@@ -238,13 +240,18 @@ fn start_lanes(config: &PodConfig, wal: &Wal, scope: &TaskScope) -> Result<Arc<L
 }
 
 /// Ends the process when it is seen that this pod cannot be in the pool. What it has acked is in its log.
-async fn watch_conflicts(membership: Membership, mut conflicts: Conflicts, scope: TaskScope) {
+async fn watch_conflicts(
+    membership: Membership,
+    mut conflicts: Conflicts,
+    machine: Machine,
+    scope: TaskScope,
+) {
     let mut members = membership.watch();
     loop {
         let newest = Arc::clone(&members.borrow_and_update());
         if let Err(error) = conflicts.look(&newest, Now::now()) {
             tracing::error!(%error, "the pod cannot be in this pool: the process ends");
-            std::process::exit(EXIT_CONFLICT);
+            return (machine.end)(EXIT_CONFLICT);
         }
         tokio::select! {
             biased; // the end first

@@ -28,7 +28,7 @@ pub struct Machine {
     pub processor_time: fn() -> Duration,
     /// The disk that the log is on; None for one that threads write.
     pub log_pace: Option<Pace>,
-    /// Ends the pod at once, with this status: its log has failed.
+    /// Ends the pod at once, with this status: its log has failed, or it cannot be in its pool.
     pub end: Arc<dyn Fn(i32) + Send + Sync>,
 }
 

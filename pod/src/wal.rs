@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use sluice_shared::ids::{Epoch, LogId, PodId, WalPosition};
-use sluice_shared::lifecycle::TaskScope;
+use sluice_shared::lifecycle::{TaskScope, block_in_place};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use object::{Groups, ObjectLog};
@@ -464,7 +464,7 @@ impl Wal {
         let groups = match &durable.kept {
             Kept::OnDisk(shared) => {
                 // On this thread: the log's page is most likely still in memory.
-                return tokio::task::block_in_place(|| Self::read_of(shared, durable));
+                return block_in_place(|| Self::read_of(shared, durable));
             }
             Kept::InObject(groups) => groups,
         };
