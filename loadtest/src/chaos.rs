@@ -22,7 +22,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use sluice_client::{Client, Encoding};
+use sluice_client::Encoding;
 use sluice_shared::fault::{Action, Point, Then};
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::mpsc;
@@ -30,9 +30,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::history::History;
 use crate::judge::{self, OtherReader};
-use crate::pool::{Member, Options, Pool};
+use crate::pool::{Member, Options, Pool, table_name};
 use crate::volume::Volume;
-use crate::workload::Shape;
 pub use outcome::{Figures, Outcome};
 use producer::{Kind, Producer, Told};
 use schedule::{Act, Kinds, Step, World, schedule};
@@ -120,10 +119,6 @@ impl Scenario {
     fn table_of(&self, stream: usize) -> String {
         table_name(if stream.is_multiple_of(2) { 0 } else { (1 + stream / 2) % self.tables })
     }
-}
-
-fn table_name(table: usize) -> String {
-    if table == 0 { "hot".to_owned() } else { format!("table_{table}") }
 }
 
 /// Runs the scenario with data below `dir`, and tells `say` where it is. The thread that calls must outlive it, and be
@@ -254,7 +249,7 @@ impl<'a> Run<'a> {
     }
 
     async fn all(&mut self, steps: &[Step]) -> anyhow::Result<Vec<Told>> {
-        self.make_tables().await?;
+        self.pool.make_tables(self.scenario.tables).await?;
         let (scope, stop) = (TaskScope::new(OnPanic::EndTask), Arc::new(AtomicBool::new(false)));
         let mut ended = self.start_producers(&scope, &stop);
         self.began = Instant::now();
@@ -276,16 +271,6 @@ impl<'a> Run<'a> {
             told.push(next.context("producers have not ended in time")?.context("a producer panicked")?);
         }
         Ok(told)
-    }
-
-    /// They are there before the first JSON record, so that their types are not inferred.
-    async fn make_tables(&self) -> anyhow::Result<()> {
-        let client = Client::connect(&self.pool.urls(0)).await?;
-        for table in 0..self.scenario.tables {
-            let stream = client.stream(table_name(table)).schema(Shape::ServiceEvent.schema());
-            stream.open().await?.finish_durable().await?;
-        }
-        Ok(())
     }
 
     fn start_producers(&self, scope: &TaskScope, stop: &Arc<AtomicBool>) -> mpsc::Receiver<Told> {

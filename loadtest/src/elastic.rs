@@ -26,8 +26,7 @@ use tokio::time::Instant;
 use crate::auditor::Verdict;
 use crate::history::History;
 use crate::judge::judge;
-use crate::pool::{Options, Pool};
-use crate::workload::Shape;
+use crate::pool::{Options, Pool, table_name};
 pub(crate) use figures::Wait;
 pub use figures::{Pauses, Row, Span};
 use producer::{Opened, Producer, Told};
@@ -195,10 +194,6 @@ pub async fn run(
     Ok(Outcome { verdicts, sent, rows: figures::rows(spans, &waits) })
 }
 
-fn table_name(table: usize) -> String {
-    if table == 0 { "hot".to_owned() } else { format!("table_{table}") }
-}
-
 impl Scenario {
     /// Every other stream is the first table's, the rest go round the others.
     fn table_of(&self, stream: usize) -> usize {
@@ -229,7 +224,7 @@ impl<'a> Run<'a> {
     }
 
     async fn all(&mut self) -> anyhow::Result<Vec<Told>> {
-        self.make_tables().await?;
+        self.pool.make_tables(self.scenario.tables).await?;
         let (scope, stop) = (TaskScope::new(OnPanic::EndTask), Arc::new(AtomicBool::new(false)));
         let mut ended = self.start_streams(&scope, &stop).await?;
         for phase in &self.scenario.phases {
@@ -246,16 +241,6 @@ impl<'a> Run<'a> {
             told.push(next?.context("a producer panicked")??);
         }
         Ok(told)
-    }
-
-    /// They are there before the first JSON record, so that their types are not inferred.
-    async fn make_tables(&self) -> anyhow::Result<()> {
-        let client = Client::connect(&self.pool.urls(0)).await?;
-        for table in 0..self.scenario.tables {
-            let stream = client.stream(table_name(table)).schema(Shape::ServiceEvent.schema());
-            stream.open().await?.finish_durable().await?;
-        }
-        Ok(())
     }
 
     /// Answers once all are open.

@@ -18,6 +18,7 @@ use hyper::header::HOST;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use sluice_client::Client;
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
@@ -25,6 +26,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::cluster::{Process, free_port};
 use crate::cut::Cutter;
 use crate::fault_dir::FaultDir;
+use crate::workload::Shape;
 
 /// How long the admin API may take to answer.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -120,7 +122,25 @@ impl Drop for Pool {
     }
 }
 
+/// The name of a table under load: the first one is the hot one.
+pub(crate) fn table_name(table: usize) -> String {
+    if table == 0 { "hot".to_owned() } else { format!("table_{table}") }
+}
+
 impl Pool {
+    /// Makes so many tables. They are there before the first JSON record, so that their types are not inferred.
+    ///
+    /// # Errors
+    /// Where a gateway does not take their streams.
+    pub(crate) async fn make_tables(&self, tables: usize) -> anyhow::Result<()> {
+        let client = Client::connect(&self.urls(0)).await?;
+        for table in 0..tables {
+            let stream = client.stream(table_name(table)).schema(Shape::ServiceEvent.schema());
+            stream.open().await?.finish_durable().await?;
+        }
+        Ok(())
+    }
+
     /// Starts all, and waits until each gateway sees each pod take streams.
     ///
     /// # Errors
