@@ -31,7 +31,7 @@ use crate::cluster::{Process, free_port};
 use crate::elastic::producer::{Opened, Producer, Told};
 use crate::history::History;
 use crate::judge::judge;
-use crate::pool::Admin;
+use crate::pool::{Admin, make_tables};
 use crate::workload::{self, Shape};
 pub use figures::{Outcome, Row};
 use figures::{Seen, SeenPod, Times};
@@ -216,11 +216,7 @@ async fn load(
     say: &(dyn Fn(&str) + Sync),
 ) -> anyhow::Result<Outcome> {
     let client = Client::connect(&service.url).await?;
-    for table in 0..scenario.tables {
-        // There before the first JSON record, so that their types are not inferred.
-        let stream = client.stream(table_name(table)).schema(Shape::ServiceEvent.schema());
-        stream.open().await?.finish_durable().await?;
-    }
+    make_tables(&client, (0..scenario.tables).map(table_name)).await?;
     let scope = TaskScope::new(OnPanic::EndTask);
     let (opened, opens) = mpsc::channel(NEWS_MAX);
     let (done, ended) = mpsc::channel(NEWS_MAX);

@@ -127,18 +127,25 @@ pub(crate) fn table_name(table: usize) -> String {
     if table == 0 { "hot".to_owned() } else { format!("table_{table}") }
 }
 
+/// Makes tables. They are there before the first JSON record, so that their types are not inferred.
+///
+/// # Errors
+/// Where their streams are not taken.
+pub(crate) async fn make_tables(client: &Client, names: impl Iterator<Item = String>) -> anyhow::Result<()> {
+    for name in names {
+        let stream = client.stream(name).schema(Shape::ServiceEvent.schema());
+        stream.open().await?.finish_durable().await?;
+    }
+    Ok(())
+}
+
 impl Pool {
-    /// Makes so many tables. They are there before the first JSON record, so that their types are not inferred.
+    /// Makes the tables under load, so many.
     ///
     /// # Errors
-    /// Where a gateway does not take their streams.
+    /// As `make_tables`.
     pub(crate) async fn make_tables(&self, tables: usize) -> anyhow::Result<()> {
-        let client = Client::connect(&self.urls(0)).await?;
-        for table in 0..tables {
-            let stream = client.stream(table_name(table)).schema(Shape::ServiceEvent.schema());
-            stream.open().await?.finish_durable().await?;
-        }
-        Ok(())
+        make_tables(&Client::connect(&self.urls(0)).await?, (0..tables).map(table_name)).await
     }
 
     /// Starts all, and waits until each gateway sees each pod take streams.

@@ -379,7 +379,7 @@ async fn check_no_disk_log(config: &PodConfig, storage: &Storage) -> Result<(), 
     let dir = &config.wal_dir;
     let found = Wal::id_in(dir).map_err(|error| Error::invalid("wal", chain(&error)))?;
     let Some(log) = found else { return Ok(()) };
-    let drained = DrainedLogs::new(Arc::clone(&storage.store), &storage.root);
+    let drained = DrainedLogs::new(Arc::clone(&storage.stores.tables), &storage.root);
     if drained.holds_nothing(log).await? {
         return Ok(());
     }

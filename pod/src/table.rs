@@ -153,9 +153,7 @@ struct Shared {
 #[derive(Debug, Clone)]
 pub struct Storage {
     /// The store.
-    pub store: Arc<dyn ObjectStore>,
-    /// The same for delta_kernel: see `Stores`.
-    pub kernels: Arc<dyn ObjectStore>,
+    pub stores: Stores,
     /// The tables' root in it.
     pub root: Path,
     /// The same as a directory.
@@ -172,13 +170,12 @@ impl Storage {
         delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
         let directory = root.canonicalize().map_err(|error| storage(&attempted, &error))?;
         let root = Path::from_absolute_path(&directory).map_err(|error| storage(&attempted, &error))?;
-        let Stores { tables, kernels } = stores.clone();
-        Ok(Self { store: tables, kernels, root, directory })
+        Ok(Self { stores: stores.clone(), root, directory })
     }
 
     /// Logs that are kept beside the tables.
     pub fn logs(&self) -> LogStore {
-        LogStore::new(Arc::clone(&self.store), &self.root, Some(self.directory.clone()))
+        LogStore::new(Arc::clone(&self.stores.tables), &self.root, Some(self.directory.clone()))
     }
 }
 
@@ -214,7 +211,7 @@ impl Tables {
 
     /// Tables that are kept there.
     pub fn on(storage: Storage, config: TablesConfig, wal: Wal, scope: TaskScope) -> Self {
-        let Storage { store, kernels, root, .. } = storage;
+        let Storage { stores: Stores { tables: store, kernels }, root, .. } = storage;
         let delta = Delta::with_kernel_on(kernels, Arc::clone(&store));
         let budget = Arc::new(Budget::new(config.memory_bytes));
         let (open, stranded) = (Mutex::default(), Mutex::default());
@@ -227,8 +224,8 @@ impl Tables {
     ///
     /// # Errors
     /// Where storage fails.
-    pub async fn identity(storage_of: &Storage) -> Result<Uuid, Error> {
-        let (store, path) = (&storage_of.store, storage_of.root.clone().join("_sluice").join("identity"));
+    pub async fn identity(kept: &Storage) -> Result<Uuid, Error> {
+        let (store, path) = (&kept.stores.tables, kept.root.clone().join("_sluice").join("identity"));
         let new = Uuid::new_v4();
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         match store.put_opts(&path, new.to_string().into(), options).await {

@@ -291,10 +291,6 @@ impl Opener<'_> {
             let record = records.join_session(wish.session, ours, &wish.session_terms()).await?;
             return Ok(wish.go_on(record.stream(), wish.session));
         }
-        // An open that its gateway has given up must not fence what was opened since.
-        if self.answers.is_closed() {
-            return Err(Error::unavailable("given_up", "the gateway has given this open up"));
-        }
         let record = records.begin_session(ours, &wish.session_terms()).await?;
         let (id, session) = (record.stream(), record.session);
         let (in_log, in_other_logs) = self.service.fence_all(table, &record).await?;
