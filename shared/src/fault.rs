@@ -108,8 +108,10 @@ named! {
         AdoptAfter = "adopt.after",
         /// The tables' store is about to put an object.
         StorePut = "store.put",
-        /// The tables' store is about to put a version, or a map: what may be there once.
+        /// The tables' store is about to put a map, or another object that may be there once.
         StoreCreate = "store.create",
+        /// The tables' store is about to put a version.
+        StoreVersion = "store.version",
         /// The tables' store is about to read an object.
         StoreGet = "store.get",
         /// The tables' store is about to list objects.

@@ -159,10 +159,9 @@ async fn bring_to_light(pool: &mut Pool, bug: Bug) -> anyhow::Result<()> {
             Ok(())
         }
         Bug::BlindRetry => {
-            // A map is put, and then the version that names it: whose answer is lost.
-            arm(pool, Point::StoreCreate, &Action { skip: 1, ..Action::once(Then::LoseReply) })?;
+            arm(pool, Point::StoreVersion, &Action::once(Then::LoseReply))?;
             sleep(WHILE).await;
-            ensure!(happened(pool, Point::StoreCreate)? > 0, "no answer was lost");
+            ensure!(happened(pool, Point::StoreVersion)? > 0, "no answer was lost");
             Ok(())
         }
         Bug::GateWithGap => {

@@ -23,7 +23,7 @@ const ENOSPC: i32 = 28;
 const EBUSY: i32 = 16;
 
 /// Points at which pods die. What is not met in time is met in another pod.
-pub const DEATHS_OF_PODS: [Point; 19] = [
+pub const DEATHS_OF_PODS: [Point; 20] = [
     Point::WalCreate,
     Point::WalWriteBefore,
     Point::WalWriteAfter,
@@ -42,6 +42,7 @@ pub const DEATHS_OF_PODS: [Point; 19] = [
     Point::CommitAfter,
     Point::AnswerBefore,
     Point::StoreCreate,
+    Point::StoreVersion,
     Point::StoreGet,
 ];
 /// Points at which gateways die, while a pod drains.
@@ -211,9 +212,10 @@ impl World {
             (Point::StorePut, 5, 150, Then::Fail(EBUSY)),
             (Point::StorePut, 2, 0, Then::LoseReply),
             (Point::StoreCreate, 6, 200, Then::Fail(EBUSY)),
-            (Point::StoreCreate, 4, 0, Then::Fail(EIO)),
-            (Point::StoreCreate, 3, 0, Then::LoseReply),
             (Point::StoreCreate, 1, 0, Then::LoseReply),
+            (Point::StoreVersion, 4, 0, Then::Fail(EIO)),
+            (Point::StoreVersion, 3, 0, Then::LoseReply),
+            (Point::StoreVersion, 1, 0, Then::LoseReply),
             (Point::StoreGet, 6, 100, Then::Fail(EIO)),
             (Point::StoreList, 4, 0, Then::Fail(EIO)),
             (Point::StoreList, 6, 0, Then::Stale),

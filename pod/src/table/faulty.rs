@@ -18,6 +18,8 @@ use object_store::{
 use sluice_shared::fault::{self, Point, Then};
 
 const NAME: &str = "faults";
+/// The folder of a table's versions.
+const VERSIONS: &str = "_delta_log";
 
 /// A store that does what it is told at the points of stores.
 #[derive(Debug)]
@@ -99,7 +101,11 @@ impl fmt::Display for FaultyStore {
 #[tonic::async_trait]
 impl ObjectStore for FaultyStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        let point = if opts.mode == PutMode::Create { Point::StoreCreate } else { Point::StorePut };
+        let point = match opts.mode {
+            PutMode::Create if location.parts().any(|part| part.as_ref() == VERSIONS) => Point::StoreVersion,
+            PutMode::Create => Point::StoreCreate,
+            PutMode::Overwrite | PutMode::Update(_) => Point::StorePut,
+        };
         let lie = pass(point).await?;
         answered(point, lie, self.store.put_opts(location, payload, opts).await)
     }
