@@ -16,6 +16,8 @@ use sluice_loadtest::bench::Figures;
 use sluice_loadtest::chaos::schedule::Kinds;
 use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
+use sluice_loadtest::history::History;
+use sluice_loadtest::judge::{self, OtherReader};
 use sluice_loadtest::report::Report;
 use sluice_loadtest::sim::{cluster as simulated, placement, scaling};
 use sluice_loadtest::{bench, burst, chaos, edges, elastic, idle, recovery, table};
@@ -85,10 +87,14 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
-    /// Reads every version of a Delta table and shows what each holds.
+    /// Reads every version of a Delta table, with a reader that is not ours too, and shows what each holds. With the notes
+    /// of those who sent it, judges it: ends with status 1 where a promise is broken.
     Verify {
         /// The table's directory.
         table: PathBuf,
+        /// The notes of its producers: what `chaos --dir DIR` has left in DIR/history/TABLE.
+        #[arg(long, value_name = "DIR")]
+        history: Option<PathBuf>,
     },
 }
 
@@ -297,7 +303,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Burst(args) => run_burst(sluice()?, args).await,
         Command::Idle { streams, dir } => run_idle(sluice()?, streams, dir).await,
         Command::Recovery { gib, dir } => run_recovery(sluice()?, gib, dir).await,
-        Command::Verify { table } => verify(&table),
+        Command::Verify { table, history } => verify(&table, history.as_deref()),
     }
 }
 
@@ -500,10 +506,21 @@ async fn run_recovery(sluice: PathBuf, gib: f64, dir: Option<PathBuf>) -> anyhow
     Ok(if outcome.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn verify(root: &Path) -> anyhow::Result<ExitCode> {
-    for version in table::read_versions(root)? {
+fn verify(root: &Path, history: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let versions = table::read_versions(root)?;
+    for version in &versions {
         let rows: u64 = version.files.iter().map(|file| file.rows()).sum();
         println!("version {}: {} files, {rows} rows", version.version, version.files.len());
     }
-    Ok(ExitCode::SUCCESS)
+    match OtherReader::new(judge::find_python().as_deref()) {
+        Some(other) => {
+            other.agrees(root, &versions)?;
+            println!("delta-rs and Arrow's C++ read the same");
+        }
+        None => println!("not read by others: there is no Python with deltalake (`make` makes one)"),
+    }
+    let Some(history) = history else { return Ok(ExitCode::SUCCESS) };
+    let verdict = judge::judge(&versions, &History::read(history)?);
+    println!("{verdict}");
+    Ok(if verdict.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
