@@ -79,6 +79,8 @@ pub struct Scenario {
     pub tables: usize,
     /// Streams at one time.
     pub streams: usize,
+    /// Records of one send, at most.
+    pub rows_max: usize,
     /// Python with `deltalake`, where there is one.
     pub python: Option<PathBuf>,
     /// Pods keep their logs in the tables' store: each start takes that of the life before over.
@@ -90,7 +92,8 @@ impl Scenario {
     pub fn seeded(seed: u64, lasts: Duration) -> Self {
         let (kinds, pods, gateways) = (Kinds::All, 3, 2);
         let python = judge::find_python();
-        Self { seed, lasts, kinds, pods, gateways, tables: 3, streams: 14, python, object_log: false }
+        let (tables, streams, rows_max) = (3, 14, 16);
+        Self { seed, lasts, kinds, pods, gateways, tables, streams, rows_max, python, object_log: false }
     }
 
     fn world(&self) -> World {
@@ -280,6 +283,7 @@ impl<'a> Run<'a> {
                 table: self.scenario.table_of(number),
                 kind: self.scenario.kind_of(number),
                 urls: self.pool.urls(number),
+                rows_max: self.scenario.rows_max,
                 history: self.pool.history_dir(&self.scenario.table_of(number)),
                 seed: random.random(),
                 stop: Arc::clone(stop),
