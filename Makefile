@@ -43,6 +43,7 @@ conformance-short: $(CONFORMANCE)/.ready
 	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice --short
 	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice --short
 	$(CONFORMANCE)/bin/python deploy/conformance/foreign_writers.py target/debug/sluice --short
+	$(CONFORMANCE)/bin/python deploy/conformance/s3_store.py target/debug/sluice --short
 
 # All of them, older versions and the Rust client too, whose dependencies take some minutes to build.
 conformance: h2load $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
@@ -58,6 +59,7 @@ conformance: h2load $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
 	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/foreign_writers.py target/debug/sluice
+	$(CONFORMANCE)/bin/python deploy/conformance/s3_store.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/http2_load.py target/debug/sluice
 
 # nghttp2's load generator is in no package index of Python's: it comes with the system.

@@ -91,7 +91,7 @@ impl Pod {
     ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
-        let storage = Storage::below(&machine.stores, &config.tables_dir)?;
+        let storage = Storage::at(&machine.stores, &config.tables_dir)?;
         let tables_id = meet(&machine, &config, &storage, &membership, &scope).await?;
         let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
         let (opened, tables_opened) = watch::channel(None);

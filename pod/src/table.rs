@@ -13,11 +13,9 @@ use std::time::{Duration, Instant};
 
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use futures_util::StreamExt;
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use sluice_shared::error::{Error, ErrorKind};
-use sluice_shared::fault;
 use sluice_shared::ids::{PodId, SchemaId, StreamId, TableId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::table::TableSpec;
@@ -32,15 +30,17 @@ use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, LogStore, Wal};
 use batch::Batch;
 use delta::{Delta, DeltaError, Shape};
-use faulty::FaultyStore;
 use home::{HomeConfig, HomeError};
 use open::{Budget, OpenTable};
+
+pub use place::{Stores, TablesPlace};
 
 pub mod batch;
 pub mod watermark;
 pub mod ended;
 mod directory;
 mod faulty;
+mod place;
 mod executor;
 pub mod delta;
 pub mod parquet;
@@ -86,8 +86,8 @@ impl fmt::Debug for Clock {
 /// How tables are kept.
 #[derive(Debug, Clone)]
 pub struct TablesConfig {
-    /// Directory below which the tables are: `catalog/schema/table`.
-    pub root: PathBuf,
+    /// Where the tables are, as `catalog/schema/table` below it.
+    pub root: TablesPlace,
     /// This pod.
     pub pod: PodId,
     /// The others, and which of them is a table's home.
@@ -107,25 +107,6 @@ pub struct TablesConfig {
     pub clock: Clock,
 }
 
-/// Where tables are stored.
-#[derive(Debug, Clone)]
-pub struct Stores {
-    /// What the pod reads and writes itself.
-    pub tables: Arc<dyn ObjectStore>,
-    /// The same for delta_kernel, which cannot wait where all tasks share one thread.
-    pub kernels: Arc<dyn ObjectStore>,
-}
-
-impl Stores {
-    /// This machine's disk, each write flushed.
-    pub fn disk() -> Self {
-        let local = LocalFileSystem::new().with_fsync(true);
-        let tables: Arc<dyn ObjectStore> =
-            if fault::COMPILED_IN { Arc::new(FaultyStore::new(local)) } else { Arc::new(local) };
-        Self { kernels: Arc::clone(&tables), tables }
-    }
-}
-
 /// All tables of a pod. Clones share them.
 #[derive(Clone)]
 pub struct Tables {
@@ -142,6 +123,8 @@ struct Shared {
     store: Arc<dyn ObjectStore>,
     /// The root's path in the store.
     root: Path,
+    /// What stands before a path in a URL.
+    base: String,
     delta: Delta,
     budget: Arc<Budget>,
     open: Mutex<HashMap<TableName, Slot>>,
@@ -149,33 +132,62 @@ struct Shared {
     stranded: Mutex<HashMap<TableName, AtomicU64>>,
 }
 
-/// Where tables are kept.
+/// The place of tables, reached.
 #[derive(Debug, Clone)]
 pub struct Storage {
     /// The store.
     pub stores: Stores,
     /// The tables' root in it.
     pub root: Path,
-    /// The same as a directory.
-    pub directory: PathBuf,
+    /// How the store's paths are known to others: what stands before them in a URL.
+    base: String,
+    /// The root in the file system, where the store is one.
+    directory: Option<PathBuf>,
 }
 
 impl Storage {
-    /// That of tables below a directory, which is made where it is missing.
+    /// That of tables in this place. A directory is in `disk`, and made where it is missing.
     ///
     /// # Errors
     /// Where the root cannot be made or opened.
-    pub fn below(stores: &Stores, root: &std::path::Path) -> Result<Self, Error> {
-        let attempted = format!("make the tables' directory {}", root.display());
-        delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
-        let directory = root.canonicalize().map_err(|error| storage(&attempted, &error))?;
-        let root = Path::from_absolute_path(&directory).map_err(|error| storage(&attempted, &error))?;
-        Ok(Self { stores: stores.clone(), root, directory })
+    pub fn at(disk: &Stores, place: &TablesPlace) -> Result<Self, Error> {
+        match place {
+            TablesPlace::Directory(root) => {
+                let attempted = format!("make the tables' directory {}", root.display());
+                delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
+                Self::opened(disk, root).map_err(|error| storage(&attempted, &*error))
+            }
+            TablesPlace::S3 { .. } => Self::there(place),
+        }
+    }
+
+    /// That of tables which are there already; nothing is made.
+    ///
+    /// # Errors
+    /// Where the root cannot be opened.
+    pub fn there(place: &TablesPlace) -> Result<Self, Error> {
+        let failed = |error: &dyn std::error::Error| storage(&format!("open {place}"), error);
+        match place {
+            TablesPlace::Directory(root) => {
+                Self::opened(&Stores::disk(), root).map_err(|error| failed(&*error))
+            }
+            TablesPlace::S3 { bucket, prefix } => {
+                let stores = place.bucket().map_err(|error| failed(&error))?;
+                let stores = stores.ok_or_else(|| Error::internal("a bucket that is none"))?;
+                Ok(Self { stores, root: prefix.clone(), base: format!("s3://{bucket}"), directory: None })
+            }
+        }
+    }
+
+    fn opened(disk: &Stores, root: &std::path::Path) -> Result<Self, Box<dyn std::error::Error>> {
+        let directory = root.canonicalize()?;
+        let root = Path::from_absolute_path(&directory)?;
+        Ok(Self { stores: disk.clone(), root, base: "file://".to_owned(), directory: Some(directory) })
     }
 
     /// Logs that are kept beside the tables.
     pub fn logs(&self) -> LogStore {
-        LogStore::new(Arc::clone(&self.stores.tables), &self.root, Some(self.directory.clone()))
+        LogStore::new(Arc::clone(&self.stores.tables), &self.root, self.directory.clone())
     }
 }
 
@@ -200,22 +212,22 @@ fn home_error(error: HomeError) -> Error {
 }
 
 impl Tables {
-    /// Tables on this machine's disk below `config.root`, fed from `wal`. Must be called in a runtime.
+    /// Tables at `config.root`, fed from `wal`. Must be called in a runtime.
     ///
     /// # Errors
     /// Where the root cannot be made or opened.
     pub fn new(config: TablesConfig, wal: Wal, scope: TaskScope) -> Result<Self, Error> {
-        let storage = Storage::below(&Stores::disk(), &config.root)?;
+        let storage = Storage::at(&Stores::disk(), &config.root)?;
         Ok(Self::on(storage, config, wal, scope))
     }
 
     /// Tables that are kept there.
     pub fn on(storage: Storage, config: TablesConfig, wal: Wal, scope: TaskScope) -> Self {
-        let Storage { stores: Stores { tables: store, kernels }, root, .. } = storage;
+        let Storage { stores: Stores { tables: store, kernels }, root, base, .. } = storage;
         let delta = Delta::with_kernel_on(kernels, Arc::clone(&store));
         let budget = Arc::new(Budget::new(config.memory_bytes));
         let (open, stranded) = (Mutex::default(), Mutex::default());
-        let shared = Shared { config, wal, scope, store, root, delta, budget, open, stranded };
+        let shared = Shared { config, wal, scope, store, root, base, delta, budget, open, stranded };
         Self { shared: Arc::new(shared) }
     }
 
@@ -430,7 +442,7 @@ impl Tables {
             "table": name,
             "id": shape.id,
             "version": view.version.number(),
-            "location": format!("file:///{}", self.directory(name)),
+            "location": format!("{}/{}", self.shared.base, self.directory(name)),
             "spec": spec_json(shape),
             "rows": totals.rows,
             "files": totals.files,

@@ -29,7 +29,7 @@ pub(crate) async fn start(data: &Path) -> (Pod, PodClient<Channel>) {
     let config = PodConfig {
         listen: "127.0.0.1:0".to_owned(),
         wal_dir: data.join("wal"),
-        tables_dir: data.join("tables"),
+        tables_dir: data.join("tables").into(),
         auto_create: true,
         flush_interval_ms: 20,
         ..PodConfig::default()

@@ -76,7 +76,7 @@ impl Pod {
         let (wal, replay) = Wal::open(wal, Box::new(|_| {})).expect("a whole log");
         let scope = TaskScope::new(OnPanic::EndProcess);
         let mut config = TablesConfig {
-            root: root.to_owned(),
+            root: root.to_owned().into(),
             pod: "pod-1".parse().expect("valid"),
             pool: Pool::alone("pod-1".parse().expect("valid")),
             flush_interval: Duration::from_millis(2),

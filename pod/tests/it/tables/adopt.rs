@@ -15,7 +15,7 @@ fn id(name: &str) -> PodId {
 }
 
 fn logs(root: &Path) -> LogStore {
-    Storage::below(&Stores::disk(), root).expect("there").logs()
+    Storage::at(&Stores::disk(), &root.to_owned().into()).expect("there").logs()
 }
 
 /// The log of a pod that dies: what is written to it never gets to a table.
