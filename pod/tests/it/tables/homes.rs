@@ -275,7 +275,7 @@ async fn told(progress: &StreamProgress, next: u64) {
 /// How many logs are registered with the table.
 fn registered(reader: &Reader) -> usize {
     let map = std::fs::read(maps(reader).pop().expect("a map")).expect("readable");
-    WatermarkMap::decode(&map).expect("a map").logs.len()
+    WatermarkMap::decode(&map.into()).expect("a map").logs.len()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
