@@ -28,9 +28,9 @@ use crate::adopt::Adoptions;
 use crate::drained::Release;
 use crate::pool::Pool;
 use crate::stream::record::{self, LogEntry};
-use crate::table::Tables;
 use crate::table::held::{self, Gap, HeldRange, Holding};
 use crate::table::watermark::RunKey;
+use crate::table::{StrandedRange, Tables};
 use crate::wal::LogStore;
 use ask::{Answer, read_log};
 
@@ -162,7 +162,7 @@ impl Releaser {
     ///
     /// # Errors
     /// Invalid where that is not lost; NotFound where it is not known; Unavailable where a pod or the storage does not
-    /// answer. Nothing has been given up then.
+    /// answer. No record has been given up then, though a log may be noted as released.
     pub async fn release(&self, request: proto::ReleaseRequest) -> Result<Bytes, Error> {
         let (lost, in_earnest) = (Lost::read(&request)?, !request.dry_run);
         self.tables.check_storage().await?;
@@ -178,6 +178,12 @@ impl Releaser {
             // A pod that came back in between was seen now, or finds the note.
             missing = self.plan(&lost, &mut named, &owners).await?;
         }
+        let (ends, ends_cut) = self.ends(&named, &missing).await?;
+        let (gone, stays) = match &lost {
+            // An entry has many streams, and goes as a whole.
+            Lost::Nothing(table, None) => self.stranded(table, in_earnest).await?,
+            _ => (Vec::new(), Vec::new()),
+        };
         let (lost_for_good, may_come): (Vec<_>, Vec<_>) =
             missing.iter().partition(|missing| missing.why.is_none());
         let mut left: Vec<Line> = may_come.into_iter().map(|missing| missing.line(None)).collect();
@@ -186,10 +192,8 @@ impl Releaser {
             true => self.give_up(lost_for_good, &mut given_up, &mut left).await,
             false => given_up.extend(lost_for_good.into_iter().map(|missing| missing.line(None))),
         }
-        if let Lost::Nothing(table, stream) = &lost {
-            given_up.extend(self.stranded(table, stream.as_ref(), in_earnest).await?);
-        }
-        let (ends, ends_cut) = self.ends(&named, &missing).await?;
+        given_up.extend(gone);
+        left.extend(stays);
         let logs = named.iter().map(|(log, pod)| json!({ "log": log, "pod": pod })).collect();
         let report = Report { dry_run: !in_earnest, logs, given_up, left, ends, ends_cut };
         let report = serde_json::to_vec(&report).map_err(|error| Error::internal(error.to_string()))?;
@@ -463,41 +467,50 @@ impl Releaser {
         }
     }
 
-    /// Entries whose table is gone, at all pods.
-    async fn stranded(
-        &self,
-        table: &TableName,
-        stream: Option<&StreamId>,
-        in_earnest: bool,
-    ) -> Result<Vec<Line>, Error> {
-        if stream.is_some() {
-            return Ok(Vec::new()); // an entry has many streams, and goes as a whole
-        }
+    /// Entries whose table is gone, at all pods: what is given up of them, and what is not.
+    ///
+    /// # Errors
+    /// Unavailable where a pod does not say what it has: nothing was given up.
+    async fn stranded(&self, table: &TableName, in_earnest: bool) -> Result<(Vec<Line>, Vec<Line>), Error> {
         let kept = match self.tables.newest(table).await {
             Ok((id, _)) => Some(id),
             Err(error) if error.kind == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        let ranges = self.drop_stranded(table, kept.as_ref(), in_earnest).await?;
-        let lines = ranges.into_iter().map(|(pod, range)| {
-            let (start, end) = (range.offsets.start, range.offsets.end);
-            let place = format!("a log at {pod}, for table id {}, which is gone", range.table.0);
-            if in_earnest {
-                let (stream, session) = (&range.stream, range.session.0);
-                tracing::warn!(%table, %stream, session, first = start, end, %place, "records given up by an operator");
+        let mut there = BTreeMap::new();
+        for (pod, answer) in self.drop_stranded(table, kept.as_ref(), false).await {
+            let ranges = answer.map_err(|why| {
+                let message = format!("pod {pod} does not say what its log has of table {table} ({why})");
+                Error::unavailable("pod_unreachable", message)
+            })?;
+            there.insert(pod, ranges);
+        }
+        let line = |pod: &PodId, range: StrandedRange, why: Option<String>| Line {
+            table: table.clone(),
+            stream: range.stream,
+            session: range.session.0,
+            start: range.offsets.start,
+            end: Some(range.offsets.end),
+            count: Some(range.offsets.count()),
+            place: format!("a log at {pod}, for table id {}, which is gone", range.table.0),
+            why,
+        };
+        let lines = |pod: &PodId, ranges: Vec<StrandedRange>, why: Option<&String>| {
+            ranges.into_iter().map(|range| line(pod, range, why.cloned())).collect::<Vec<_>>()
+        };
+        if !in_earnest {
+            let all = there.into_iter().flat_map(|(pod, ranges)| lines(&pod, ranges, None));
+            return Ok((all.collect(), Vec::new()));
+        }
+        let (mut given_up, mut left) = (Vec::new(), Vec::new());
+        for (pod, answer) in self.drop_stranded(table, kept.as_ref(), true).await {
+            match answer {
+                Ok(ranges) => given_up.extend(lines(&pod, ranges, None)),
+                // It may have done so: its own log lines say that.
+                Err(why) => left.extend(lines(&pod, there.remove(&pod).unwrap_or_default(), Some(&why))),
             }
-            Line {
-                table: table.clone(),
-                stream: range.stream,
-                session: range.session.0,
-                start,
-                end: Some(end),
-                count: Some(end - start),
-                place,
-                why: None,
-            }
-        });
-        Ok(lines.collect())
+        }
+        Ok((given_up, left))
     }
 
     /// Named streams that were in the lost logs, with nothing behind: how far they were acked, their producers know alone.

@@ -575,7 +575,14 @@ impl Tables {
     ) -> Result<Vec<StrandedRange>, Error> {
         let shared = &self.shared;
         let given_up = shared.stranded.give_up(&shared.wal, name, kept, in_earnest).await;
-        given_up.map_err(|error| storage(&format!("read what the log has of table {name}"), &error))
+        let given_up =
+            given_up.map_err(|error| storage(&format!("read what the log has of table {name}"), &error))?;
+        for StrandedRange { table: id, stream, session, offsets } in given_up.iter().filter(|_| in_earnest) {
+            let (session, first, last) = (session.0, offsets.start, offsets.end.saturating_sub(1));
+            tracing::warn!(table = %name, table_id = %id.0, %stream, session, first, last,
+                "records of a table that is gone, given up by an operator");
+        }
+        Ok(given_up)
     }
 
     /// How many tables have records that are durable and not committed, and for how long the oldest has been so.

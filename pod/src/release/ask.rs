@@ -91,38 +91,32 @@ impl Releaser {
     }
 
     /// Names the records of the table's stranded entries at all pods; in earnest, they are given up. Those of the table
-    /// `kept` stay.
-    ///
-    /// # Errors
-    /// Unavailable where a pod does not answer: what others have given up by then is in their logs, and in `ranges`.
+    /// `kept` stay. Answers of each pod what it has, or why that is not known.
     pub(super) async fn drop_stranded(
         &self,
         table: &TableName,
         kept: Option<&TableId>,
         in_earnest: bool,
-    ) -> Result<Vec<(PodId, StrandedRange)>, Error> {
+    ) -> Vec<(PodId, Result<Vec<StrandedRange>, String>)> {
         let request = proto::DropStrandedRequest {
             table: table.as_str().to_owned(),
             kept_id: kept.map(|kept| kept.0.as_ref().to_owned()).unwrap_or_default(),
             dry_run: !in_earnest,
         };
-        let mut ranges = Vec::new();
-        let own = self.tables.drop_stranded(table, kept, in_earnest).await?;
-        ranges.extend(own.into_iter().map(|range| (self.log.pod.clone(), range)));
+        let own = self.tables.drop_stranded(table, kept, in_earnest).await;
+        let mut answers = vec![(self.log.pod.clone(), own.map_err(|error| error.message))];
         for pod in self.others() {
-            let unanswered = |why: &str| {
-                let message = format!("pod {pod} did not say what it has of table {table}: {why}");
-                Error::unavailable("pod_unreachable", message)
+            let asked = async {
+                let mut client = self.pool.client(&pod).ok_or("it is not known here")?;
+                let answer = client.drop_stranded(request.clone()).await;
+                let ranges = answer.map_err(|status| status.message().to_owned())?.into_inner().ranges;
+                let ranges = ranges.into_iter().map(read_stranded).collect::<Result<_, _>>();
+                ranges.map_err(|error: Error| error.message)
             };
-            let mut client = self.pool.client(&pod).ok_or_else(|| unanswered("it is not known here"))?;
-            let answer = tokio::time::timeout(STRANDED_TIMEOUT, client.drop_stranded(request.clone())).await;
-            let answer = answer.map_err(|_| unanswered(&late(STRANDED_TIMEOUT)))?;
-            let answer = answer.map_err(|status| unanswered(status.message()))?.into_inner();
-            for range in answer.ranges {
-                ranges.push((pod.clone(), read_stranded(range)?));
-            }
+            let answer = tokio::time::timeout(STRANDED_TIMEOUT, asked).await;
+            answers.push((pod, answer.unwrap_or_else(|_| Err(late(STRANDED_TIMEOUT)))));
         }
-        Ok(ranges)
+        answers
     }
 }
 

@@ -193,7 +193,7 @@ pub(super) fn pod_id(number: usize) -> PodId {
 
 impl Peer {
     /// A pod on a log, whose runs it replays. Nobody knows it yet, and it knows nobody.
-    pub(super) async fn start(root: &Path, id: PodId, log: TempDir, flush_interval: Duration) -> Self {
+    async fn start(root: &Path, id: PodId, log: TempDir, flush_interval: Duration) -> Self {
         let pool = Pool::alone(id.clone());
         let change = |config: &mut TablesConfig| {
             (config.pod, config.pool, config.flush_interval) = (id.clone(), pool.clone(), flush_interval);

@@ -10,6 +10,8 @@ use sluice_pod::table::watermark::RunKey;
 use sluice_pod::table::{Storage, Stores};
 use sluice_shared::error::Error;
 use sluice_shared::ids::LogId;
+use sluice_shared::lifecycle::Phase;
+use sluice_shared::pool::{PodView, PoolView};
 use sluice_shared::proto::ReleaseRequest;
 
 use super::adopt::{adopts, begin, holds_nothing, left, write};
@@ -280,6 +282,34 @@ async fn records_of_a_dropped_table_are_given_up_and_their_log_lets_go_of_them()
     let again = release(&releaser, of_table(false)).await.expect("nothing more");
     assert_eq!(ranges(&again, "given_up"), []);
     pod.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_pods_have_of_a_dropped_table_is_given_up_at_all_of_them_or_at_none() {
+    let root = TempDir::new().expect("a directory");
+    let peers = pool(root.path(), 2).await;
+    let tables = [peers[0].table().await, peers[1].table().await];
+    std::fs::remove_dir_all(&peers[0].pod.reader().0).expect("dropped");
+    for (nth, name) in ["a", "b"].into_iter().enumerate() {
+        peers[nth].pod.offer(&tables[nth], batch(&tables[nth], vec![run(&stream(name), 1, 0, 10)])).await;
+        peers[nth].pod.drain().await;
+    }
+    // There is a third one, as far as the first one has heard.
+    let silent = PodView::active("pod-9".parse().expect("valid"), "127.0.0.1:1".parse().expect("valid"));
+    let all = peers.iter().map(|peer| peer.view(Phase::Active)).chain([silent]);
+    peers[0].pool.update(PoolView::new(all));
+    let releaser = &peers[0].served.releaser;
+    let error = release(releaser, of_table(false)).await.expect_err("one pod does not answer");
+    assert_eq!(error.code, "pod_unreachable", "{error}");
+    let outstanding = || peers.iter().map(|peer| peer.pod.wal.status().outstanding).collect::<Vec<_>>();
+    assert_eq!(outstanding(), [1, 1]);
+    see(&peers, |_| true);
+    let report = release(releaser, of_table(false)).await.expect("given up");
+    assert_eq!(ranges(&report, "given_up"), [range("a", 1, 0, 10), range("b", 1, 0, 10)]);
+    let place = report["given_up"][1]["where"].as_str().expect("a place");
+    assert!(place.starts_with("a log at pod-1, for table id "), "{place}");
+    assert_eq!(outstanding(), [0, 0]);
+    stop(peers).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
