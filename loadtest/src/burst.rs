@@ -30,7 +30,7 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use crate::cluster::{Process, free_port};
 use crate::elastic::producer::{Opened, Producer, Told};
 use crate::history::History;
-use crate::judge::judge;
+use crate::judge::judge_dir;
 use crate::pool::{Admin, make_tables};
 use crate::workload::{self, Shape};
 pub use figures::{Outcome, Row};
@@ -204,7 +204,7 @@ pub async fn run(
     say("the auditor reads");
     for (name, history) in &outcome.histories {
         let table = dir.join("data/tables/main/default").join(name);
-        outcome.verdicts.insert(name.clone(), judge(&table, history)?);
+        outcome.verdicts.insert(name.clone(), judge_dir(&table, history, None)?);
     }
     Ok(outcome)
 }

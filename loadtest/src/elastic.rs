@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::auditor::Verdict;
 use crate::history::History;
-use crate::judge::judge;
+use crate::judge::judge_dir;
 use crate::pool::{Options, Pool, table_name};
 pub(crate) use figures::Wait;
 pub use figures::{Pauses, Row, Span};
@@ -188,7 +188,7 @@ pub async fn run(
     }
     let mut verdicts = BTreeMap::new();
     for ((name, dir), history) in names.into_iter().zip(dirs).zip(&histories) {
-        verdicts.insert(name, judge(&dir, history)?);
+        verdicts.insert(name, judge_dir(&dir, history, None)?);
     }
     let sent = histories.iter().map(History::sent).sum();
     Ok(Outcome { verdicts, sent, rows: figures::rows(spans, &waits) })

@@ -202,6 +202,11 @@ impl Pool {
         self.dir.join("data/tables/main/default").join(table)
     }
 
+    /// Where the producers of a table keep their notes (`history`).
+    pub fn history_dir(&self, table: &str) -> PathBuf {
+        self.dir.join("history").join(table)
+    }
+
     /// The admin APIs of the gateways that run, with their numbers.
     pub fn admins(&self) -> impl Iterator<Item = (usize, &Admin)> {
         let running = |(number, gateway): (usize, &'_ Gateway)| gateway.running.is_some().then_some(number);

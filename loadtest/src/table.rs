@@ -263,6 +263,16 @@ fn read_file(root: &Path, add: &Add, types: &ColumnTypes) -> anyhow::Result<File
     Ok(FileRows { path: add.path.clone(), runs })
 }
 
+/// The rows of a file that somebody else has read, partition columns and all.
+///
+/// # Errors
+/// A row without stream or offset, a column of a type that is not known here.
+pub fn runs_of(batches: &[RecordBatch]) -> anyhow::Result<Vec<RowRun>> {
+    let mut runs = Vec::new();
+    batches.iter().try_for_each(|batch| append_rows(batch, &mut runs))?;
+    Ok(runs)
+}
+
 fn append_rows(batch: &RecordBatch, runs: &mut Vec<RowRun>) -> anyhow::Result<()> {
     let column = |name: &str, kind: &DataType| -> anyhow::Result<ArrayRef> {
         let column = batch.column_by_name(name).with_context(|| format!("no column {name:?}"))?;

@@ -27,6 +27,7 @@ use crate::workload::Shape;
 
 const PODS: usize = 2;
 const STREAMS: usize = 6;
+const ROWS_MAX: usize = 16;
 /// Before and after something happens: some flushes.
 const WHILE: Duration = Duration::from_millis(1_200);
 /// For all records to come into the table; with a bug, some never do.
@@ -88,7 +89,9 @@ pub async fn run(sluice: &Path, dir: &Path, bug: Bug, is_planted: bool) -> anyho
     for number in 0..STREAMS {
         let encoding = [Encoding::Json, Encoding::Arrow][number % 2];
         let (kind, urls, stop) = (Kind::Named(encoding), pool.urls(0), Arc::clone(&stop));
-        let producer = Producer { number, table: table.clone(), kind, urls, seed: number as u64, stop };
+        let (seed, history) = (number as u64, pool.history_dir(&table));
+        let producer =
+            Producer { number, table: table.clone(), kind, urls, rows_max: ROWS_MAX, history, seed, stop };
         let (done, patience) = (done.clone(), if is_planted { PATIENCE } else { PATIENCE_WITHOUT });
         scope.spawn("producer", async move {
             let _ = done.send(producer.run(patience).await).await; // the test may have failed already
@@ -103,16 +106,16 @@ pub async fn run(sluice: &Path, dir: &Path, bug: Bug, is_planted: bool) -> anyho
     happened.with_context(|| pool.log_tails())?;
     sleep(WHILE).await;
     stop.store(true, Ordering::Relaxed);
-    let (mut history, mut failures) = (History::default(), Vec::new());
+    let mut failures = Vec::new();
     for _ in 0..STREAMS {
-        let Told { notes, failure, .. } = ended.recv().await.context("a producer panicked")?;
-        history.streams.extend(notes);
+        let Told { failure, .. } = ended.recv().await.context("a producer panicked")?;
         failures.extend(failure);
     }
-    let table_dir = pool.table_dir(&table);
+    let (table_dir, history_dir) = (pool.table_dir(&table), pool.history_dir(&table));
     // With a bug there is no good end to wait for.
     drop(pool);
-    let verdict = judge::judge(&table_dir, &history)?;
+    let history = History::read(&history_dir)?;
+    let verdict = judge::judge_dir(&table_dir, &history, None)?;
     drop(volume); // the table is on it
     Ok(Found { verdict, failures, records: history.sent() })
 }

@@ -4,6 +4,7 @@
 //! *Owns*: what is sent, the notes of what was sent and told.
 //! *Does not own*: what happens to the service meanwhile (`chaos`), what is made of the notes (`auditor`).
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -21,11 +22,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::history::StreamHistory;
+use crate::history::Notebook;
 use crate::workload::{self, Shape};
 
-/// Records of one send, at most.
-const SEND_ROWS_MAX: usize = 16;
 /// Between two sends, at most.
 const PAUSE_MS_MAX: u64 = 70;
 /// A producer that vanishes does so within this.
@@ -61,6 +60,10 @@ pub(crate) struct Producer {
     pub(crate) kind: Kind,
     /// Gateways, joined by commas.
     pub(crate) urls: String,
+    /// Records of one send, at most.
+    pub(crate) rows_max: usize,
+    /// Its notes go into files in this directory.
+    pub(crate) history: PathBuf,
     pub(crate) seed: u64,
     pub(crate) stop: Arc<AtomicBool>,
 }
@@ -68,9 +71,8 @@ pub(crate) struct Producer {
 /// What became of it.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    pub(crate) table: String,
-    /// A set for each of its streams.
-    pub(crate) notes: Vec<StreamHistory>,
+    /// Of each of its streams.
+    pub(crate) notes: Vec<Notebook>,
     /// Connections that were lost.
     pub(crate) lost: u64,
     /// How often it went away without a word.
@@ -95,10 +97,9 @@ struct Work {
 impl Producer {
     /// Sends until it is told to stop, and waits until all of it is in the table, or for `patience`.
     pub(crate) async fn run(self, patience: Duration) -> Told {
-        let told = Told { table: self.table.clone(), ..Told::default() };
         let label = format!("stream {} ({:?}) into {}", self.number, self.kind, self.table);
         let random = StdRng::seed_from_u64(self.seed);
-        let mut work = Work { random, told, producer: self };
+        let mut work = Work { random, told: Told::default(), producer: self };
         let ran = match work.producer.kind {
             Kind::Named(encoding) => work.named(encoding, false, patience).await,
             Kind::Vanishing(encoding) => work.named(encoding, true, patience).await,
@@ -120,8 +121,15 @@ impl Work {
         Duration::from_millis(self.random.random_range(0..PAUSE_MS_MAX))
     }
 
+    /// Begins the notes of one more stream.
+    fn begin_notes(&mut self) -> anyhow::Result<&mut Notebook> {
+        let name = format!("{}-{}.notes", self.producer.number, self.told.notes.len());
+        self.told.notes.push(Notebook::begin(&self.producer.history.join(name))?);
+        self.told.notes.last_mut().context("just begun")
+    }
+
     async fn named(&mut self, encoding: Encoding, vanishes: bool, patience: Duration) -> anyhow::Result<()> {
-        self.told.notes.push(StreamHistory::default());
+        self.begin_notes()?;
         let client = Client::connect(&self.producer.urls).await?;
         loop {
             let mut stream = match self.open(&client, encoding).await.context("open") {
@@ -138,7 +146,7 @@ impl Work {
             let mut sent = Ok(());
             while sent.is_ok() && !(self.is_over() || vanishes && Instant::now() > until) {
                 sent = self.send(&mut stream, encoding).await;
-                note(&progress, &mut stream, &mut self.told.notes[0]);
+                note(&progress, &mut stream, &mut self.told.notes[0])?;
                 sleep(self.pause()).await;
             }
             let is_over = sent.is_ok() && self.is_over();
@@ -146,7 +154,7 @@ impl Work {
                 let finished = timeout(patience, self.finish(&mut stream, &progress)).await;
                 sent = finished.context("its records have not come into the table in time")?;
             }
-            note(&progress, &mut stream, &mut self.told.notes[0]);
+            note(&progress, &mut stream, &mut self.told.notes[0])?;
             self.told.lost += progress.reconnects();
             match sent {
                 Ok(()) if is_over => return Ok(()),
@@ -180,19 +188,19 @@ impl Work {
         let notes = &mut self.told.notes[0];
         let id = progress.stream_id().context("an open stream has an id")?;
         ensure!(notes.stream.is_empty() || notes.stream == id, "{} has become {id}", notes.stream);
-        notes.stream = id;
+        notes.stream(&id)?;
         let (durable, sent) = (notes.durable_next, notes.sent.len() as u64);
         ensure!(durable <= next && next <= sent, "resumed at {next}: {durable} are durable, {sent} sent");
-        forget_after(notes, next);
-        Ok(())
+        unheard(notes)?;
+        notes.resumed(next)
     }
 
     async fn send(&mut self, stream: &mut Stream, encoding: Encoding) -> anyhow::Result<()> {
         let first = self.told.notes[0].sent.len() as u64;
         let offsets = if encoding == Encoding::Arrow {
-            let rows = self.random.random_range(1..=SEND_ROWS_MAX);
+            let rows = self.random.random_range(1..=self.producer.rows_max);
             let batch = Shape::ServiceEvent.batch(first, rows, &mut self.random);
-            self.told.notes[0].sent(&workload::row_hashes(&batch)?);
+            self.told.notes[0].sent(&workload::row_hashes(&batch)?)?;
             stream.send_batch(batch).await?
         } else {
             let text = self.lines(0)?;
@@ -205,15 +213,15 @@ impl Work {
 
     /// Records, noted in the `of`-th notes, some with one among them that is refused.
     fn lines(&mut self, of: usize) -> anyhow::Result<Bytes> {
-        let rows = self.random.random_range(1..=SEND_ROWS_MAX);
+        let rows = self.random.random_range(1..=self.producer.rows_max);
         let notes = &mut self.told.notes[of];
         let batch = Shape::ServiceEvent.batch(notes.sent.len() as u64, rows, &mut self.random);
-        notes.sent(&workload::row_hashes(&batch)?);
+        notes.sent(&workload::row_hashes(&batch)?)?;
         let text = workload::json_lines(&batch)?;
         if !self.random.random_bool(0.1) {
             return Ok(text);
         }
-        notes.sent(&[BAD_HASH]);
+        notes.sent(&[BAD_HASH])?;
         self.told.bad += 1;
         let mut longer = BytesMut::from(&text[..]);
         longer.extend_from_slice(BAD_RECORD);
@@ -222,10 +230,9 @@ impl Work {
 
     async fn finish(&mut self, stream: &mut Stream, progress: &Progress) -> anyhow::Result<()> {
         stream.durable().await?;
-        note(progress, stream, &mut self.told.notes[0]);
+        note(progress, stream, &mut self.told.notes[0])?;
         stream.committed().await?;
-        note(progress, stream, &mut self.told.notes[0]);
-        Ok(())
+        note(progress, stream, &mut self.told.notes[0])
     }
 
     async fn ephemeral(&mut self, patience: Duration) -> anyhow::Result<()> {
@@ -235,7 +242,7 @@ impl Work {
             let path = format!("{url}/v1/tables/{}/stream", self.producer.table);
             match timeout(CONNECT_TIMEOUT, connect(&path)).await {
                 Ok(Ok((socket, stream))) => {
-                    self.told.notes.push(StreamHistory { stream, ..StreamHistory::default() });
+                    self.begin_notes()?.stream(&stream)?;
                     self.life(socket, patience).await?;
                 }
                 _ => sleep(CONNECT_PAUSE).await,
@@ -270,8 +277,7 @@ impl Work {
             };
             if !is_alive {
                 self.told.lost += 1;
-                unheard(&mut self.told.notes[of]);
-                return Ok(());
+                return unheard(&mut self.told.notes[of]);
             }
         }
         if vanishes && !self.is_over() {
@@ -281,8 +287,7 @@ impl Work {
             let is_durable = settled.context("an ephemeral stream's records were not acked in time")??;
             self.told.lost += u64::from(!is_durable);
         }
-        unheard(&mut self.told.notes[of]);
-        Ok(())
+        unheard(&mut self.told.notes[of])
     }
 }
 
@@ -302,7 +307,7 @@ async fn connect(path: &str) -> anyhow::Result<(Socket, String)> {
 /// Notes an answer. Whether the stream goes on.
 fn hear(
     heard: Option<Result<Message, tokio_tungstenite::tungstenite::Error>>,
-    notes: &mut StreamHistory,
+    notes: &mut Notebook,
 ) -> anyhow::Result<bool> {
     let Some(Ok(message)) = heard else { return Ok(false) };
     let Message::Text(text) = message else { return Ok(!message.is_close()) };
@@ -311,13 +316,13 @@ fn hear(
     if let Some(next) = next("durable") {
         let sent = notes.sent.len() as u64;
         ensure!(next <= sent, "stream {}: acked up to {next}, of {sent} that were sent", notes.stream);
-        notes.durable(next);
+        notes.durable(next)?;
     }
     if let Some(next) = next("committed") {
-        notes.committed(next, answer["version"].as_u64().unwrap_or(0));
+        notes.committed(next, answer["version"].as_u64().unwrap_or(0))?;
     }
     if let Some(offset) = answer["rejected"]["offset"].as_u64() {
-        notes.rejected.insert(offset);
+        notes.rejected(offset)?;
     }
     let Some(error) = answer.get("error") else { return Ok(true) };
     if error["retryable"] == false {
@@ -327,7 +332,7 @@ fn hear(
 }
 
 /// Waits until all is durable. Whether it is: the connection may be lost before.
-async fn settle(socket: &mut Socket, notes: &mut StreamHistory) -> anyhow::Result<bool> {
+async fn settle(socket: &mut Socket, notes: &mut Notebook) -> anyhow::Result<bool> {
     while notes.durable_next < notes.sent.len() as u64 {
         if !hear(socket.next().await, notes)? {
             return Ok(false);
@@ -338,26 +343,19 @@ async fn settle(socket: &mut Socket, notes: &mut StreamHistory) -> anyhow::Resul
 }
 
 /// Whoever has gone was not told of refusals that were not acked yet.
-fn unheard(notes: &mut StreamHistory) {
+fn unheard(notes: &mut Notebook) -> anyhow::Result<()> {
     let bad = |offset: &u64| notes.sent.get(*offset as usize) == Some(&BAD_HASH);
     let unheard: Vec<u64> = (notes.durable_next..notes.sent.len() as u64).filter(bad).collect();
-    notes.rejected.extend(unheard);
-}
-
-/// The stream goes on at `next`: what was sent from there on is not in it.
-fn forget_after(notes: &mut StreamHistory, next: u64) {
-    unheard(notes);
-    notes.sent.truncate(usize::try_from(next).unwrap_or(usize::MAX));
-    notes.rejected.retain(|offset| *offset < next);
+    unheard.into_iter().try_for_each(|offset| notes.rejected(offset))
 }
 
 /// Notes what the service has said so far.
-fn note(progress: &Progress, stream: &mut Stream, notes: &mut StreamHistory) {
-    notes.durable(progress.durable().map_or(0, |offset| offset + 1));
+fn note(progress: &Progress, stream: &mut Stream, notes: &mut Notebook) -> anyhow::Result<()> {
+    notes.durable(progress.durable().map_or(0, |offset| offset + 1))?;
     if let Some(committed) = progress.committed() {
-        notes.committed(committed.offset + 1, committed.version.unwrap_or(0));
+        notes.committed(committed.offset + 1, committed.version.unwrap_or(0))?;
     }
-    notes.rejected.extend(stream.rejected().into_iter().map(|rejected| rejected.offset));
+    stream.rejected().into_iter().try_for_each(|rejected| notes.rejected(rejected.offset))
 }
 
 #[cfg(test)]
@@ -366,10 +364,12 @@ mod tests {
 
     #[test]
     fn a_stream_that_is_resumed_keeps_what_it_has() {
-        let mut notes = StreamHistory { stream: "s#1".into(), ..StreamHistory::default() };
-        notes.sent(&[1, 2, BAD_HASH, 4, BAD_HASH]);
-        notes.durable(2);
-        forget_after(&mut notes, 4);
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut notes = Notebook::begin(&dir.path().join("1.notes")).expect("begun");
+        notes.sent(&[1, 2, BAD_HASH, 4, BAD_HASH]).expect("noted");
+        notes.durable(2).expect("noted");
+        unheard(&mut notes).expect("noted");
+        notes.resumed(4).expect("noted");
         assert_eq!(notes.sent, [1, 2, BAD_HASH, 4]);
         assert_eq!(notes.rejected.iter().copied().collect::<Vec<_>>(), [2], "nobody was there to be told");
     }

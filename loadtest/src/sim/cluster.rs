@@ -31,7 +31,7 @@ pub use world::{Counts, Plan};
 
 use crate::auditor::Verdict;
 use crate::history::{History, StreamHistory};
-use crate::judge::judge;
+use crate::judge::judge_dir;
 use world::World;
 
 /// Real memory for a simulated thread.
@@ -123,7 +123,7 @@ fn run_here(seed: u64, plan: Plan, dir: &Path) -> anyhow::Result<Outcome> {
             history.streams.push(notes.history.clone());
         }
         if history.sent() > 0 {
-            verdicts.push(judge(&out.join(below).join(table.replace('.', "/")), &history)?);
+            verdicts.push(judge_dir(&out.join(below).join(table.replace('.', "/")), &history, None)?);
         }
         records += history.sent();
     }
