@@ -24,14 +24,18 @@ use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use crate::drained::DrainedLogs;
+use crate::owners::Owners;
 use crate::pool::Pool;
 use crate::stream::Reach;
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, LogStore, Wal};
 use batch::Batch;
 use delta::{Delta, DeltaError, Shape};
+use held::Holding;
 use home::{HomeConfig, HomeError};
 use open::{Budget, OpenTable};
+use stranded::Stranded;
+pub use stranded::StrandedRange;
 
 pub use place::{Stores, TablesPlace};
 
@@ -50,10 +54,15 @@ mod serve;
 mod route;
 pub mod rejected;
 mod round;
+pub mod held;
+mod stranded;
+mod give_up;
 pub mod open;
 mod task;
 pub mod verify;
 
+/// Longest wait for the log, before it is said what a table holds.
+const SETTLE_MAX: Duration = Duration::from_secs(3);
 /// Pause before storage is asked again at the start.
 const REPLAY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -128,8 +137,8 @@ struct Shared {
     delta: Delta,
     budget: Arc<Budget>,
     open: Mutex<HashMap<TableName, Slot>>,
-    /// Log entries of tables that are gone.
-    stranded: Mutex<HashMap<TableName, AtomicU64>>,
+    /// Log entries of tables that are not written any more.
+    stranded: Arc<Stranded>,
 }
 
 /// The place of tables, reached.
@@ -226,7 +235,7 @@ impl Tables {
         let Storage { stores: Stores { tables: store, kernels }, root, base, .. } = storage;
         let delta = Delta::with_kernel_on(kernels, Arc::clone(&store));
         let budget = Arc::new(Budget::new(config.memory_bytes));
-        let (open, stranded) = (Mutex::default(), Mutex::default());
+        let (open, stranded) = (Mutex::default(), Arc::default());
         let shared = Shared { config, wal, scope, store, root, base, delta, budget, open, stranded };
         Self { shared: Arc::new(shared) }
     }
@@ -283,9 +292,8 @@ impl Tables {
         }
         // A stopped table is opened again: a person may have mended it, or made it anew.
         let shared = &self.shared;
-        let (config, wal) = (shared.config.clone(), shared.wal.clone());
-        let budget = Arc::clone(&shared.budget);
-        match OpenTable::start(self.home_config(name), config, wal, budget, &shared.scope).await {
+        let parts = (Arc::clone(&shared.budget), Arc::clone(&shared.stranded));
+        match OpenTable::start(self.home_config(name), shared.config.clone(), parts, &shared.scope).await {
             Ok(table) => {
                 *open = Some(Arc::clone(&table));
                 Ok(table)
@@ -395,6 +403,26 @@ impl Tables {
         DrainedLogs::new(Arc::clone(&self.shared.store), &self.shared.root)
     }
 
+    /// Where a table of this name is, or would be.
+    pub fn place(&self, name: &TableName) -> (Arc<dyn ObjectStore>, Path) {
+        (Arc::clone(&self.shared.store), self.directory(name))
+    }
+
+    /// Which pods the logs on disks are, or were, of.
+    pub fn owners(&self) -> Owners {
+        Owners::new(Arc::clone(&self.shared.store), &self.shared.root)
+    }
+
+    /// That the store is there at all: one that is not mounted looks as if every table had been dropped.
+    ///
+    /// # Errors
+    /// Unavailable where it is not.
+    pub async fn check_storage(&self) -> Result<(), Error> {
+        let identity = self.shared.root.clone().join("_sluice").join("identity");
+        let head = self.shared.store.head(&identity).await;
+        head.map(drop).map_err(|error| storage("see that the tables' store is there", &error))
+    }
+
     /// Names of all tables, sorted.
     ///
     /// # Errors
@@ -436,8 +464,7 @@ impl Tables {
         let shape = &view.version.shape;
         let counts = &table.counts;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = stranded.get(name).map_or(0, count);
+        let (stranded, gone) = self.shared.stranded.count(name, None);
         Ok(serde_json::json!({
             "table": name,
             "id": shape.id,
@@ -450,7 +477,7 @@ impl Tables {
             "streams": view.map.streams().len(),
             "held_runs": count(&counts.held_runs),
             "set_aside_records": count(&counts.set_aside),
-            "stranded_entries": count(&counts.stranded) + gone,
+            "stranded_entries": stranded + gone,
             "failing": table.failing(),
             "lag_ms": u64::try_from(table.lag().as_millis()).unwrap_or(u64::MAX),
         }))
@@ -493,11 +520,11 @@ impl Tables {
         };
         let runs: Vec<_> = batch.runs.iter().map(|run| (&run.stream, run.offsets)).collect();
         let wal_position = durable.position();
-        let mut stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = stranded.entry(name.clone()).or_default().fetch_add(1, Ordering::Relaxed);
-        if before == 0 {
+        let is_first = self.shared.stranded.add(&name, batch.table_id.clone(), durable);
+        if is_first {
             tracing::error!(table = %name, %wal_position, ?runs, %error,
-                "a batch without its table stays in the log; further ones of the table are told of at `debug`");
+                "a batch without its table stays in the log, until `sluice release --table` gives it up; further ones of \
+                 the table are told of at `debug`");
         } else {
             tracing::debug!(table = %name, %wal_position, ?runs, %error, "a batch without its table stays in the log");
         }
@@ -513,10 +540,61 @@ impl Tables {
         futures_util::future::join_all(tables.iter().map(|table| table.drain())).await;
     }
 
-    /// Log entries that stay there because their tables are gone, of all tables.
+    /// Log entries that stay there because their tables are not written any more, of all tables.
     pub fn stranded(&self) -> u64 {
-        let stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
-        stranded.values().map(|count| count.load(Ordering::Relaxed)).sum()
+        self.shared.stranded.total()
+    }
+
+    /// What is durable here and in no table, of the one of this name or of all. `settled`: what may be committed is so by
+    /// then. Of none that is not open here: there is nothing of it.
+    pub async fn holdings(&self, name: Option<&TableName>, settled: bool) -> Vec<Holding> {
+        let slots: Vec<(TableName, Slot)> = {
+            let open = self.open_slots();
+            let is_asked = |(of, _): &(&TableName, &Slot)| name.is_none_or(|name| name == *of);
+            open.iter().filter(is_asked).map(|(of, slot)| (of.clone(), Arc::clone(slot))).collect()
+        };
+        let mut tables = Vec::new();
+        for (_, slot) in &slots {
+            tables.extend(slot.lock().await.clone());
+        }
+        if settled {
+            // What was acked by now is offered to its table by then. A log that is full, perhaps by what is held, does not
+            // settle: nothing is acked then.
+            let _ = tokio::time::timeout(SETTLE_MAX, self.shared.wal.settled()).await;
+            futures_util::future::join_all(tables.iter().map(|table| table.drain())).await;
+        }
+        let mut holdings: Vec<Holding> = tables.iter().map(|table| table.holding()).collect();
+        let is_asked = |of: &TableName| name.is_none_or(|name| name == of);
+        let gone = self.shared.stranded.names().into_iter().filter(is_asked);
+        let gone: Vec<_> = gone.filter(|of| holdings.iter().all(|there| there.table != *of)).collect();
+        holdings.extend(gone.into_iter().map(|table| {
+            let (_, gone) = self.shared.stranded.count(&table, None);
+            Holding { table, id: TableId("".into()), held: Vec::new(), stranded: 0, gone, lag_ms: 0 }
+        }));
+        holdings
+    }
+
+    /// Names the records of entries whose table is gone; in earnest, their log lets go of them. Those of the table `kept`
+    /// stay.
+    ///
+    /// # Errors
+    /// Unavailable where an entry cannot be read back.
+    pub async fn drop_stranded(
+        &self,
+        name: &TableName,
+        kept: Option<&TableId>,
+        in_earnest: bool,
+    ) -> Result<Vec<StrandedRange>, Error> {
+        let shared = &self.shared;
+        let given_up = shared.stranded.give_up(&shared.wal, name, kept, in_earnest).await;
+        let given_up =
+            given_up.map_err(|error| storage(&format!("read what the log has of table {name}"), &error))?;
+        for StrandedRange { table: id, stream, session, offsets } in given_up.iter().filter(|_| in_earnest) {
+            let (session, first, last) = (session.0, offsets.start, offsets.end.saturating_sub(1));
+            tracing::warn!(table = %name, table_id = %id.0, %stream, session, first, last,
+                "records of a table that is gone, given up by an operator");
+        }
+        Ok(given_up)
     }
 
     /// How many tables have records that are durable and not committed, and for how long the oldest has been so.

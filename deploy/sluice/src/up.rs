@@ -16,6 +16,7 @@ use sluice_autoscaler::driver::process::DRAINED_MARK;
 use sluice_gateway::{AuthMode, Gateway, GatewayConfig, certificate_files, make_self_signed, make_token_key};
 use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::{AfterDrain, LogKind, PodConfig};
+use sluice_pod::drained::LOG_RELEASED;
 use sluice_pod::table::TablesPlace;
 use sluice_shared::config::{ByteSize, Loaded, Places};
 use sluice_shared::ids::PodId;
@@ -35,6 +36,8 @@ pub(crate) const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
 pub(crate) const PODS_MAX: usize = 16;
 /// Exit status after a second signal: what is not committed is so at the next start.
 const EXIT_HURRIED: u8 = 130;
+/// Exit status of a pod that may not be in its pool, as it is now (`pod/src/app.rs`).
+const EXIT_CONFLICT: u8 = 78;
 
 /// What `sluice up` can be told on the command line.
 #[derive(Args)]
@@ -284,7 +287,14 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     let scope = TaskScope::new(OnPanic::EndTask);
     let membership = cluster::join(&cluster, config.id.as_str(), peers, &scope).await?;
     let after_drain = config.after_drain;
-    let pod = Pod::start(config, Listen::Tcp, membership).await?;
+    let pod = match Pod::start(config, Listen::Tcp, membership).await {
+        // Whoever starts it again would only be told so again.
+        Err(error) if error.code == LOG_RELEASED => {
+            print::note(format_args!("error: {error}"));
+            return Ok(ExitCode::from(EXIT_CONFLICT));
+        }
+        started => started?,
+    };
     if let Some(address) = pod.address() {
         print::answer(format_args!("pod {} listens on {address}", pod.id()))?;
     }
