@@ -560,18 +560,36 @@ impl<'a> Run<'a> {
         self.volume.as_ref().map_or(Ok(()), Volume::empty)?;
         self.later.retain(|(_, later)| matches!(later, Later::Start(_)));
         let asked = Instant::now();
-        while !self.later.is_empty() || !self.draining.is_empty() {
+        loop {
+            // First: one may have died just now, at what was taken back above.
             self.tick().await?;
+            if self.later.is_empty() && self.draining.is_empty() && self.is_whole().await {
+                return Ok(());
+            }
             if asked.elapsed() > FINISH_TIMEOUT {
-                bail!("these have not ended their drains: {:?}, {:?}", self.draining, self.later);
+                bail!(
+                    "the pool is not whole again; draining: {:?}; to come: {:?}",
+                    self.draining,
+                    self.later
+                );
             }
         }
+    }
+
+    /// Whether all run, and all gateways see all pods active.
+    async fn is_whole(&mut self) -> bool {
         for member in self.pool.members() {
-            if let Member::Pod(id) = member {
-                self.pool.until_seen(&id, "active").await?;
+            if self.pool.process(&member).is_none() {
+                return false;
+            }
+            // A gateway that does not answer is about to be found dead.
+            if let Member::Pod(id) = &member
+                && !matches!(self.pool.sees_otherwise(id, "active").await, Ok(None))
+            {
+                return false;
             }
         }
-        Ok(())
+        true
     }
 
     /// Takes what the processes and the cutters have counted.
