@@ -17,7 +17,7 @@ mod budget;
 mod column;
 mod conform;
 mod plain;
-mod ipc;
+pub(crate) mod ipc;
 mod tape;
 mod text;
 mod fault;

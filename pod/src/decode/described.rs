@@ -54,14 +54,17 @@ impl DescribedDecoder {
     }
 }
 
-/// The schema of a table for a stream's records; None where the records explain themselves.
+/// The schema of a table for a stream's records; None where the records explain themselves. What no decoder can be made of
+/// makes no table either: it would be there without its stream.
 ///
 /// # Errors
 /// `Invalid`, where the stream's schema is none or makes no table.
 pub fn table_schema(encoding: Encoding, schema: &[u8]) -> Result<Option<SchemaRef>, Error> {
-    match encoding {
-        Encoding::Json | Encoding::Arrow => Ok(None),
-        Encoding::Protobuf => protobuf::table_schema(schema).map(Some),
-        Encoding::Avro => avro::table_schema(schema).map(Some),
-    }
+    let table = match encoding {
+        Encoding::Json | Encoding::Arrow => return Ok(None),
+        Encoding::Protobuf => protobuf::table_schema(schema)?,
+        Encoding::Avro => avro::table_schema(schema)?,
+    };
+    DescribedDecoder::new(encoding, &table, schema, UnknownFields::Refuse)?;
+    Ok(Some(table))
 }

@@ -1,12 +1,21 @@
 //! The messages of an Arrow IPC stream, and the guard that stands before their decoding.
 //!
-//! *Owns*: cutting a stream into messages; bounding, from headers alone, what decoding would allocate.
-//! *Does not own*: decoding (the arrow crate), schemas and columns (`arrow`).
+//! *Owns*: cutting a stream into messages; bounding, from headers alone, what decoding would allocate; reading a whole stream
+//! that a pod has written.
+//! *Does not own*: decoding (the arrow crate), schemas and columns of producers (`arrow`).
 //!
 //! The arrow crate allocates what the sender's length prefixes ask for, and a forged one ends the process: nothing
 //! may be decoded before `check_batch` has passed it.
 
-use arrow::ipc::{self, MessageHeader};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use ::arrow::array::RecordBatch;
+use ::arrow::buffer::Buffer;
+use ::arrow::datatypes::SchemaRef;
+use ::arrow::error::ArrowError;
+use ::arrow::ipc::reader::StreamDecoder;
+use ::arrow::ipc::{self, MessageHeader};
+use bytes::Bytes;
 use sluice_shared::error::Error;
 
 /// Bytes of the uncompressed length before each compressed buffer.
@@ -122,6 +131,34 @@ pub(super) fn check_message(framed: &FramedMessage<'_>, budget: &mut Budget) -> 
     };
     let batch = batch.ok_or_else(|| invalid(format!("no batch in the message at byte {}", framed.start)))?;
     check_batch(batch, framed, budget)
+}
+
+/// Schema and batches of a stream that a pod has written, in the log, in a table's storage or for another pod. Guarded all
+/// the same: bytes that were kept can be others than were written, and a panic would come again at each start.
+///
+/// # Errors
+/// Where it is none that a pod writes.
+pub(crate) fn read_written(stream: &Bytes) -> Result<(SchemaRef, Vec<RecordBatch>), ArrowError> {
+    // Nothing is compressed: no buffer is larger than its place.
+    let (mut at, mut budget) = (0, Budget::new(stream.len()));
+    let refused = |error: Error| ArrowError::IpcError(error.message);
+    while let Some(framed) = message(stream, at).map_err(refused)? {
+        if at > 0 {
+            check_message(&framed, &mut budget).map_err(refused)?;
+        }
+        at = framed.end();
+    }
+    let read = catch_unwind(AssertUnwindSafe(|| -> Result<_, ArrowError> {
+        let (mut rest, mut decoder, mut batches) =
+            (Buffer::from(stream.clone()), StreamDecoder::new(), vec![]);
+        while let Some(batch) = decoder.decode(&mut rest)? {
+            batches.push(batch);
+        }
+        decoder.finish()?;
+        let schema = decoder.schema().ok_or_else(|| ArrowError::IpcError("there is no schema".to_owned()))?;
+        Ok((schema, batches))
+    }));
+    read.unwrap_or_else(|_| Err(ArrowError::IpcError("lengths that contradict their types".to_owned())))
 }
 
 fn check_batch(

@@ -9,13 +9,14 @@
 use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
-use arrow::ipc::reader::StreamDecoder;
 use arrow::ipc::writer::{IpcWriteOptions, StreamWriter};
 use bytes::Bytes;
 use prost::Message;
 use sluice_shared::ids::{OffsetRange, SchemaId, SessionId, StreamId, TableId, TableName};
 use sluice_shared::proto;
 use sluice_shared::requests::{Boundary, RequestSpan};
+
+use crate::decode::ipc;
 
 /// A record that does not fit its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -327,7 +328,7 @@ impl Batch {
         let rows_at = 4 + u32::from_le_bytes(length) as usize;
         let header = bytes.get(4..rows_at).ok_or_else(cut_short)?;
         let header = Header::decode(header).map_err(|error| BatchError::Header(error.to_string()))?;
-        let (schema, chunks) = decode_rows(bytes.slice(rows_at..))?;
+        let (schema, chunks) = ipc::read_written(&bytes.slice(rows_at..))?;
         let batch = Self {
             table: header.table.parse().map_err(|error| BatchError::Header(format!("{error}")))?,
             table_id: TableId(header.table_id.into()),
@@ -337,12 +338,10 @@ impl Batch {
             chunks,
             schema,
         };
-        let rows: usize = batch.runs.iter().map(Run::rows).sum();
-        if rows != batch.rows() {
-            return Err(BatchError::Header(format!(
-                "{rows} rows in its runs, {} in its chunks",
-                batch.rows()
-            )));
+        let rows = batch.runs.iter().map(Run::rows).try_fold(0_usize, usize::checked_add);
+        if rows != Some(batch.rows()) {
+            let chunks = batch.rows();
+            return Err(BatchError::Header(format!("{rows:?} rows in its runs, {chunks} in its chunks")));
         }
         Ok(batch)
     }
@@ -364,18 +363,6 @@ impl Batch {
             runs: runs.collect(),
         }
     }
-}
-
-fn decode_rows(rows: Bytes) -> Result<(SchemaRef, Vec<RecordBatch>), BatchError> {
-    let mut rows = arrow::buffer::Buffer::from(rows);
-    let mut decoder = StreamDecoder::new();
-    let mut chunks = Vec::new();
-    while let Some(chunk) = decoder.decode(&mut rows)? {
-        chunks.push(chunk);
-    }
-    decoder.finish()?;
-    let schema = decoder.schema().ok_or_else(|| BatchError::Header("no schema".to_owned()))?;
-    Ok((schema, chunks))
 }
 
 impl TryFrom<RunHeader> for Run {

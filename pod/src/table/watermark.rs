@@ -15,13 +15,14 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, UInt64Type};
 use arrow::error::ArrowError;
-use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use bytes::Bytes;
 use sluice_shared::fault::{self, Bug};
 use sluice_shared::ids::{LogId, OffsetRange, SessionId, StreamId, TableId};
 use sluice_shared::requests::Boundary;
 use uuid::Uuid;
+
+use crate::decode::ipc;
 
 /// How many takeovers of a stream a mark remembers. Of older sessions it cannot tell a replay from a rival.
 pub const TAKEOVERS_MAX: usize = 16;
@@ -227,6 +228,11 @@ impl<'a> Working<'a> {
         true
     }
 
+    /// One more than the stream's last offset, with what was taken; 0 if there is none.
+    pub fn next(&self, stream: &StreamId) -> u64 {
+        self.changed.get(stream).map_or_else(|| self.map.next(stream), |mark| mark.next)
+    }
+
     /// The streams that have come further.
     pub fn into_changes(self) -> HashMap<StreamId, Mark> {
         self.changed
@@ -368,17 +374,14 @@ impl WatermarkMap {
     ///
     /// # Errors
     /// Where the bytes are none that `encode` makes.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MapError> {
-        let reader = StreamReader::try_new(bytes, None)?;
-        let schema = reader.schema();
+    pub fn decode(bytes: &Bytes) -> Result<Self, MapError> {
+        let (schema, batches) = ipc::read_written(bytes)?;
         let mut map = Self::from_metadata(schema.metadata())?;
         let format = schema.metadata().get("format").map_or(FORMAT, String::as_str);
         if schema.fields() != &columns_of(format).into() {
             return Err(MapError::Garbled(format!("unknown columns {:?}", schema.fields())));
         }
-        for batch in reader {
-            map.add_rows(&batch?)?;
-        }
+        batches.iter().try_for_each(|batch| map.add_rows(batch))?;
         Ok(map)
     }
 
@@ -527,12 +530,12 @@ mod tests {
 
     #[test]
     fn what_is_no_map_is_named() {
-        let garbled = |bytes: &[u8]| WatermarkMap::decode(bytes).expect_err("no map").to_string();
-        assert!(garbled(b"").contains("watermark map"));
+        let garbled = WatermarkMap::decode(&Bytes::new()).expect_err("no map").to_string();
+        assert!(garbled.contains("watermark map"));
         let mut map = WatermarkMap::empty(TableId("t".into()));
         map.marks.insert(stream(), taken_over());
         let bytes = map.encode().expect("encodes");
-        assert!(WatermarkMap::decode(&bytes[..bytes.len() / 2]).is_err());
+        assert!(WatermarkMap::decode(&bytes.slice(..bytes.len() / 2)).is_err());
     }
 
     prop_compose! {

@@ -5,13 +5,14 @@
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
-use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use bytes::Bytes;
 use sluice_shared::error::Error;
 use sluice_shared::ids::{LogId, OffsetRange, SessionId, StreamId, TableId, TableName};
 use sluice_shared::proto;
 use sluice_shared::requests::Boundary;
+
+use crate::decode::ipc;
 
 use super::home::{CommitRequest, Outcome};
 use super::watermark::{Mark, RunKey, TAKEOVERS_MAX, Verdict};
@@ -131,9 +132,7 @@ fn encode_adds(adds: &[RecordBatch]) -> Result<Vec<Bytes>, ArrowError> {
 fn decode_adds(streams: &[Bytes]) -> Result<Vec<RecordBatch>, ArrowError> {
     let mut adds = Vec::new();
     for bytes in streams {
-        for add in StreamReader::try_new(bytes.as_ref(), None)? {
-            adds.push(add?);
-        }
+        adds.extend(ipc::read_written(bytes)?.1);
     }
     Ok(adds)
 }

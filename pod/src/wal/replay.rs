@@ -76,12 +76,8 @@ pub(super) fn recover(disk: &Disk, config: &WalConfig) -> Result<Recovered, WalE
     // Those before were released, and about to be taken away.
     let kept = listing.segments.split_off(&oldest.unwrap_or(0));
     let released = std::mem::replace(&mut listing.segments, kept);
-    let mut scan = Scan { oldest, ..Scan::new(disk, &identity, &listing) };
-    let broken = scan.run()?;
-    if let Some(broken) = broken {
-        scan.judge(&broken, config.accept_loss)?;
-    }
-    let Scan { found, chain, .. } = scan;
+    let scan = Scan::new(disk, &identity, &listing, oldest);
+    let (found, chain) = scan.settle(config.accept_loss)?;
     // What a process that was killed has written and not flushed was read from the page cache. It counts from here on,
     // as what the identity names, and must be there after a power loss.
     for found in found.iter().filter(|found| found.epoch == identity.epoch) {
@@ -96,7 +92,12 @@ pub(super) fn recover(disk: &Disk, config: &WalConfig) -> Result<Recovered, WalE
     Ok(Recovered { identity, found, spares, spare_number })
 }
 
-fn next_life(old: &Identity, found: &[Found], chain: Option<Chain>, listing: &Listing) -> Identity {
+pub(super) fn next_life(
+    old: &Identity,
+    found: &[Found],
+    chain: Option<Chain>,
+    listing: &Listing,
+) -> Identity {
     let ends: BTreeMap<u64, End> = found
         .iter()
         .map(|found| (found.epoch.0, End { epoch: found.epoch, segment: found.number, offset: found.end }))
@@ -149,7 +150,7 @@ fn tidy(
 }
 
 /// Walks the segments in order.
-struct Scan<'a> {
+pub(super) struct Scan<'a> {
     disk: &'a Disk,
     identity: &'a Identity,
     listing: &'a Listing,
@@ -175,9 +176,23 @@ enum Kind {
 }
 
 impl<'a> Scan<'a> {
-    fn new(disk: &'a Disk, identity: &'a Identity, listing: &'a Listing) -> Self {
+    pub(super) fn new(
+        disk: &'a Disk,
+        identity: &'a Identity,
+        listing: &'a Listing,
+        oldest: Option<u64>,
+    ) -> Self {
         let (bytes, found) = (Vec::new(), Vec::new());
-        Self { disk, identity, listing, oldest: None, bytes, found, chain: None, pending: None }
+        Self { disk, identity, listing, oldest, bytes, found, chain: None, pending: None }
+    }
+
+    /// Decides where the log ends: the segments with groups up to there, and what the next group must carry. Changes
+    /// nothing.
+    pub(super) fn settle(mut self, accept_loss: bool) -> Result<(Vec<Found>, Option<Chain>), WalError> {
+        if let Some(broken) = self.run()? {
+            self.judge(&broken, accept_loss)?;
+        }
+        Ok((self.found, self.chain))
     }
 
     /// Finds all groups of the log, up to the first break that matters.
@@ -195,10 +210,11 @@ impl<'a> Scan<'a> {
             }
             previous = Some(number);
         }
-        let unfinished = self.found.last().and_then(|last| {
-            let end = self.identity.end_of(last.epoch)?;
-            (last.number < end.segment).then_some(last.number + 1)
-        });
+        // The last life that has ended may have lost all of its files.
+        let settled = self.identity.ends.iter().map(|end| end.segment).max();
+        let last = self.found.last().map(|last| last.number);
+        let unfinished =
+            last.filter(|last| settled.is_some_and(|settled| *last < settled)).map(|last| last + 1);
         Ok(unfinished.map(|number| self.missing(number)).or_else(|| self.pending.take()))
     }
 
@@ -233,9 +249,12 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Without a group behind it, it is a segment that was never used, or the torn first write of one.
+    /// Without a group behind it, it is a segment that was never used, or the torn first write of one; but not where the
+    /// identity says that an older life has gone as far.
     fn damaged_header(&mut self, number: u64, reason: String) -> Option<Break> {
-        let durable = segment::headers_from(&self.bytes, self.identity.log, number, 0).next().is_some();
+        let is_older = self.identity.ends.iter().any(|end| number <= end.segment);
+        let has_group = segment::headers_from(&self.bytes, self.identity.log, number, 0).next().is_some();
+        let durable = is_older || has_group;
         let broken = Break { position: WalPosition { segment: number, offset: 0 }, reason, durable };
         if !durable && self.pending.is_none() {
             self.pending = Some(broken);

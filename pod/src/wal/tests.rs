@@ -268,6 +268,10 @@ async fn an_older_life_has_no_torn_tail() {
     let error = open(config(dir.path())).map(|_| ()).expect_err("the end is settled");
     let WalError::Corrupt { position, .. } = error else { panic!("{error}") };
     assert_eq!(position, group_of(positions[3]));
+    // Nor does it end with a segment that looks as if it had never been used.
+    change(&segment_path(dir.path(), positions[3].segment), |bytes| bytes.fill(0));
+    let error = open(config(dir.path())).map(|_| ()).expect_err("the end is settled");
+    assert!(matches!(error, WalError::Corrupt { .. }), "{error}");
 }
 
 #[tokio::test]
@@ -283,6 +287,21 @@ async fn a_missing_segment_is_named() {
         assert_eq!(*segment, segment_path(holed.path(), missing));
         assert!(reason.contains("missing"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn an_older_life_without_any_of_its_segments_is_missed() {
+    let dir = TempDir::new().expect("temporary directory");
+    written(&config(dir.path()), 2, 100).await;
+    let (_, positions) = written(&config(dir.path()), 2, 100).await;
+    let (wal, found) = open(config(dir.path())).expect("opens");
+    assert_eq!(found.len(), 4);
+    wal.close().await;
+    let lost = segment_path(dir.path(), positions[0].segment);
+    std::fs::remove_file(&lost).expect("removed");
+    let error = open(config(dir.path())).map(|_| ()).expect_err("its end is known");
+    let WalError::Corrupt { segment, reason, .. } = &error else { panic!("{error}") };
+    assert!(*segment == lost && reason.contains("missing"), "{error}");
 }
 
 #[tokio::test]
