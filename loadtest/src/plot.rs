@@ -5,6 +5,7 @@
 
 use anyhow::{anyhow, ensure};
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::coord::types::RangedCoordf64;
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;
@@ -21,6 +22,8 @@ const LETTER_PX: i32 = 7;
 /// Height of a row of the legend, and where it begins.
 const LEGEND_PX: u32 = 18;
 const LEGEND_LEFT_PX: i32 = 70;
+/// About so many numbers stand at the y axis.
+const TICKS: f64 = 8.0;
 const FONT: &str = "sans-serif";
 /// Colours that are told apart by people who see few (M. Okabe, K. Ito, 2008), those that are easiest to read first.
 const COLOURS: [RGBColor; 7] = [
@@ -53,6 +56,8 @@ pub struct TimePlot {
     pub levels: Vec<Level>,
     /// Whether each step up is so many times as much, and not so much more: for latencies. What is not above 0 is left out.
     pub is_log: bool,
+    /// What the x axis spans, where plots are to be compared; else what the points do.
+    pub x_span: Option<(f64, f64)>,
 }
 
 /// One line of a plot. Points go from left to right; one that is not finite is left out.
@@ -98,7 +103,30 @@ pub struct BarPlot {
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type Chart<'a, 'b, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, Y>>;
+
+/// The y axis, with its numbers at places that were chosen.
+struct Ticked {
+    range: RangedCoordf64,
+    ticks: Vec<f64>,
+}
+
+impl Ranged for Ticked {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        self.range.map(value, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.ticks.clone()
+    }
+
+    fn range(&self) -> std::ops::Range<f64> {
+        self.range.range()
+    }
+}
 
 impl TimePlot {
     /// The plot as SVG.
@@ -129,7 +157,7 @@ impl TimePlot {
     fn draw(&self, y_number: &dyn Fn(&f64) -> String) -> anyhow::Result<String> {
         let all = || self.lines.iter().flat_map(|line| &line.points).filter(|point| is_finite(point));
         ensure!(all().next().is_some(), "{}: a plot without a point", self.title);
-        let (left, right) = span(all().map(|point| point.0));
+        let (left, right) = self.x_span.unwrap_or_else(|| span(all().map(|point| point.0)));
         let (low, high) = span(all().map(|point| point.1).chain(self.levels.iter().map(|level| level.y)));
         // A step of a logarithm above and below, so that a level line is not on the edge.
         let (low, high) = match self.is_log {
@@ -144,6 +172,7 @@ impl TimePlot {
             let rows = places.last().map_or(0, |(row, _)| row + 1);
             let (legend, area) = titled.split_vertically(LEGEND_PX * rows);
             self.draw_legend(&legend, &places)?;
+            let top = high + (high - low) * 0.06;
             let mut chart = ChartBuilder::on(&area)
                 .margin(12)
                 .margin_top(4)
@@ -151,7 +180,7 @@ impl TimePlot {
                 .y_label_area_size(58)
                 .build_cartesian_2d(
                     left..right.max(left + f64::MIN_POSITIVE),
-                    low..high + (high - low) * 0.06,
+                    Ticked { range: (low..top).into(), ticks: ticks(low, top, self.is_log) },
                 )
                 .map_err(drawn)?;
             let mesh = &mut chart.configure_mesh();
@@ -187,7 +216,11 @@ impl TimePlot {
         places
     }
 
-    fn draw_levels(&self, chart: &mut Chart<'_, '_>, (left, right): (f64, f64)) -> anyhow::Result<()> {
+    fn draw_levels(
+        &self,
+        chart: &mut Chart<'_, '_, Ticked>,
+        (left, right): (f64, f64),
+    ) -> anyhow::Result<()> {
         let style = (FONT, 12).into_font().color(&GREY).pos(Pos::new(HPos::Right, VPos::Bottom));
         for Level { y, name } in &self.levels {
             chart.draw_series([dashes([(left, *y), (right, *y)])]).map_err(drawn)?;
@@ -198,7 +231,7 @@ impl TimePlot {
     }
 
     /// Names stand one below another where marks are near each other.
-    fn draw_marks(&self, chart: &mut Chart<'_, '_>, (low, high): (f64, f64)) -> anyhow::Result<()> {
+    fn draw_marks(&self, chart: &mut Chart<'_, '_, Ticked>, (low, high): (f64, f64)) -> anyhow::Result<()> {
         let style = (FONT, 12).into_font().color(&GREY).pos(Pos::new(HPos::Left, VPos::Top));
         let top = high + (high - low) * 0.06;
         for (at, Mark { x, name }) in self.marks.iter().enumerate() {
@@ -210,7 +243,7 @@ impl TimePlot {
         Ok(())
     }
 
-    fn draw_lines(&self, chart: &mut Chart<'_, '_>) -> anyhow::Result<()> {
+    fn draw_lines(&self, chart: &mut Chart<'_, '_, Ticked>) -> anyhow::Result<()> {
         for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
             chart.draw_series(LineSeries::new(line.path(), colour.stroke_width(2))).map_err(drawn)?;
         }
@@ -277,7 +310,11 @@ impl BarPlot {
         Ok(svg)
     }
 
-    fn draw_bars(&self, chart: &mut Chart<'_, '_>, (low, _): (f64, f64)) -> anyhow::Result<()> {
+    fn draw_bars(
+        &self,
+        chart: &mut Chart<'_, '_, RangedCoordf64>,
+        (low, _): (f64, f64),
+    ) -> anyhow::Result<()> {
         let top = self.bars.len() as f64 + 0.5;
         let before = (FONT, 13).into_font().color(&BLACK).pos(Pos::new(HPos::Right, VPos::Center));
         let behind = (FONT, 12).into_font().color(&GREY).pos(Pos::new(HPos::Left, VPos::Center));
@@ -322,6 +359,22 @@ fn is_finite(point: &(f64, f64)) -> bool {
 
 fn span(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+}
+
+/// Where the y axis has its numbers: steps of 1, 2 or 5, of the powers of ten that a logarithmic axis is of too.
+fn ticks(low: f64, high: f64, is_log: bool) -> Vec<f64> {
+    if is_log {
+        let between: &[f64] = if high - low > 4.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let powers = (low.floor() as i32..=high.ceil() as i32).map(f64::from);
+        let all = powers.flat_map(|power| between.iter().map(move |digit| power + digit.log10()));
+        return all.filter(|tick| (low - 1e-9..=high + 1e-9).contains(tick)).collect();
+    }
+    let rough = (high - low).max(f64::MIN_POSITIVE) / TICKS;
+    let power = 10_f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power).into_iter().find(|step| *step >= rough);
+    let step = step.unwrap_or(rough);
+    let first = (low / step).ceil() as i64;
+    (first..).take(2 * TICKS as usize).map(|nth| nth as f64 * step).take_while(|tick| *tick <= high).collect()
 }
 
 /// At most two points for each column of pixels, the least and the greatest, so that no peak is lost.
@@ -383,7 +436,7 @@ mod tests {
                 Mark { x: 330.0, name: "four join".to_owned() },
             ],
             levels: vec![Level { y: 1.25, name: "aim".to_owned() }],
-            is_log: false,
+            ..TimePlot::default()
         }
     }
 
@@ -435,6 +488,15 @@ mod tests {
         for text in [">0.1<", ">10<", ">1000<"] {
             assert!(svg.replace(['\n', '\r'], "").contains(text), "no {text} in {svg}");
         }
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        assert_eq!(ticks(0.0, 2.1, false), [0.0, 0.5, 1.0, 1.5, 2.0]);
+        assert_eq!(ticks(0.0, 18_000.0, false).len(), 4);
+        let powers =
+            ticks(-1.0, 1.0, true).into_iter().map(|tick| number(10_f64.powf(tick))).collect::<Vec<_>>();
+        assert_eq!(powers, ["0.1", "0.2", "0.5", "1", "2", "5", "10"]);
     }
 
     #[test]

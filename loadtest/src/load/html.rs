@@ -28,7 +28,7 @@ td.word{text-align:left;font-weight:600}td.good{color:var(--good)}td.bad{color:v
 .columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(340px,1fr));gap:14px;align-items:start}\
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(640px,100%),1fr));gap:14px}\
 .plots>div{background:var(--paper);border:1px solid var(--line);padding:4px}.plots svg{width:100%;height:auto;display:block}\
-pre{background:var(--paper);border:1px solid var(--line);padding:12px;overflow:auto;font-size:13px;margin:0}\
+pre{background:var(--paper);border:1px solid var(--line);padding:12px;overflow:auto;font-size:13px;margin:0;white-space:pre-wrap}\
 code{font-size:13px;overflow-wrap:anywhere}summary{cursor:pointer;font-size:18px;font-weight:600;margin:28px 0 10px}";
 
 /// The page.
@@ -244,6 +244,7 @@ fn plot(run: &Run, title: &str, y: &str, lines: Vec<Line>) -> TimePlot {
         y: y.to_owned(),
         lines,
         marks: run.happened.iter().map(mark).collect(),
+        x_span: Some((0.0, run.seconds.max(run.slot_s * run.series.len() as f64))),
         ..TimePlot::default()
     }
 }
@@ -351,7 +352,8 @@ fn pods(run: &Run) -> TimePlot {
     let running = line("running", |phase| !matches!(phase, "drained" | "lost"));
     let active = line("that take streams", |phase| phase == "active");
     let has_pods = run.samples.iter().any(|sample| !sample.pods.is_empty());
-    plot(run, "Pods", "pods", if has_pods { vec![running, active] } else { Vec::new() })
+    let lines = if has_pods { vec![running, active] } else { Vec::new() };
+    TimePlot { y_to: 5.0, ..plot(run, "Pods", "pods", lines) }
 }
 
 fn late(run: &Run) -> TimePlot {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::machine::Limits as MachineLimits;
 use super::record::{Counts, Record, Recorder};
 use super::sample::Sample;
-use super::scenario::Scenario;
+use super::scenario::{Phase, Scenario};
 
 /// Of the JSON.
 const FORM: u32 = 1;
@@ -175,6 +175,15 @@ pub struct Happened {
     pub name: String,
 }
 
+impl Happened {
+    /// The load changes.
+    fn of(phase: &Phase) -> Self {
+        let load = phase.load.as_ref().map_or_else(String::new, |load| format!("{load} "));
+        let name = format!("{load}× {}", phase.times);
+        Self { from_s: phase.at, to_s: phase.at + phase.within, name }
+    }
+}
+
 /// What a run's figures are made of.
 pub(crate) struct Measured<'a> {
     pub(crate) scenario: &'a Scenario,
@@ -323,6 +332,9 @@ impl Measured<'_> {
         figures.extend(self.arrived(&counts));
         figures.extend(self.seen());
         let checks = self.checks(&figures, &loads);
+        let mut happened: Vec<Happened> = self.scenario.phases.iter().map(Happened::of).collect();
+        happened.extend(self.happened);
+        happened.sort_by(|a, b| a.from_s.total_cmp(&b.from_s));
         Run {
             seed: self.scenario.seed,
             seconds: self.scenario.seconds,
@@ -331,7 +343,7 @@ impl Measured<'_> {
             checks,
             slot_s,
             series: series(self.recorder),
-            happened: self.happened,
+            happened,
             samples: self.samples,
             tables: self.tables,
             errors: errors.into_iter().collect(),
