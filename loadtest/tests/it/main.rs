@@ -7,3 +7,4 @@ mod elastic;
 mod burst;
 mod bench;
 mod edges;
+mod rig;
