@@ -13,6 +13,9 @@ use crate::plot::{Level, Line, Mark, TimePlot};
 /// Lines in a plot of processes; more are left out, those that matter least.
 const LINES_MAX: usize = 7;
 
+/// Seconds.
+const LONG_S: f64 = 2.5;
+
 const STYLE: &str = "\
 :root{--ink:#1c2430;--soft:#5b6675;--line:#d9dee5;--good:#00694d;--bad:#b03a00;--paper:#fff;--ground:#f5f6f8}\
 *{box-sizing:border-box}body{margin:0;background:var(--ground);color:var(--ink);\
@@ -237,13 +240,18 @@ fn plots(run: &Run) -> Vec<TimePlot> {
 }
 
 fn plot(run: &Run, title: &str, y: &str, lines: Vec<Line>) -> TimePlot {
-    let mark = |at: &super::report::Happened| Mark { x: at.from_s, name: at.name.clone() };
+    let marks = run.happened.iter().flat_map(|one| {
+        let begin = Mark { x: one.from_s, name: one.name.clone() };
+        // Of what takes a while the end is to be seen, too.
+        let is_long = one.to_s - one.from_s > LONG_S;
+        std::iter::once(begin).chain(is_long.then(|| Mark { x: one.to_s, name: "done".to_owned() }))
+    });
     TimePlot {
         title: title.to_owned(),
         x: "time, s".to_owned(),
         y: y.to_owned(),
         lines,
-        marks: run.happened.iter().map(mark).collect(),
+        marks: marks.collect(),
         x_span: Some((0.0, run.seconds.max(run.slot_s * run.series.len() as f64))),
         ..TimePlot::default()
     }
