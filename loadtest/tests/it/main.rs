@@ -7,3 +7,5 @@ mod elastic;
 mod burst;
 mod bench;
 mod edges;
+#[cfg(debug_assertions)]
+mod fuzz;

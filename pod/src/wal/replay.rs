@@ -210,11 +210,10 @@ impl<'a> Scan<'a> {
             }
             previous = Some(number);
         }
-        // The last life that has ended may have lost all of its files.
+        // The last life that has ended may have lost all of its files, and those before it the groups in theirs.
         let settled = self.identity.ends.iter().map(|end| end.segment).max();
-        let last = self.found.last().map(|last| last.number);
-        let unfinished =
-            last.filter(|last| settled.is_some_and(|settled| *last < settled)).map(|last| last + 1);
+        let is_short = |last: &u64| settled.is_some_and(|settled| *last < settled);
+        let unfinished = previous.filter(is_short).map(|last| last + 1);
         Ok(unfinished.map(|number| self.missing(number)).or_else(|| self.pending.take()))
     }
 
