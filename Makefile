@@ -44,6 +44,7 @@ conformance-short: $(CONFORMANCE)/.ready
 	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice --short
 	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice --short
 	$(CONFORMANCE)/bin/python deploy/conformance/foreign_writers.py target/debug/sluice --short
+	$(CONFORMANCE)/bin/python deploy/conformance/s3_store.py target/debug/sluice --short
 
 # All of them, older versions and the Rust client too, whose dependencies take some minutes to build.
 conformance: h2load $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
@@ -59,6 +60,7 @@ conformance: h2load $(CONFORMANCE)/.ready $(OLD_SDKS:%=$(CONFORMANCE)-%/.ready)
 	$(CONFORMANCE)/bin/python deploy/conformance/websocket_cases.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/otlp_clients.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/foreign_writers.py target/debug/sluice
+	$(CONFORMANCE)/bin/python deploy/conformance/s3_store.py target/debug/sluice
 	$(CONFORMANCE)/bin/python deploy/conformance/http2_load.py target/debug/sluice
 
 # nghttp2's load generator is in no package index of Python's: it comes with the system.
@@ -89,12 +91,13 @@ chaos: $(READY)
 	target/debug/loadtest chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 # The same with many seeds and an optimised build that has fault points: its target is its own, for nothing of that may get
-# into a release. RUNS × SECONDS; by default some three hours.
-RUNS ?= 36
-soak: SECONDS := 300
+# into a release; and 10,000 worlds of the simulation. By default an hour and a half. What breaks a promise is kept.
+RUNS ?= 60
 soak: $(READY)
 	CARGO_TARGET_DIR=target/soak cargo build --release --workspace --bins --features sluice/faults
-	target/soak/release/loadtest chaos --seconds $(SECONDS) --runs $(RUNS) --seed $(or $(SEED),1) --streams 28
+	@missed=0; target/soak/release/loadtest chaos --seconds $(SECONDS) --runs $(RUNS) --seed $(or $(SEED),1) \
+		--streams 28 --rows 64 --dir target/soak/broken || missed=1; \
+		target/soak/release/loadtest sim cluster --seeds 1..10000 || missed=1; exit $$missed
 
 # Where streams go, in a pool that is simulated with the service's own rules, also with 2,000 pods; some minutes.
 sim-placement:

@@ -33,7 +33,7 @@ use sluice_shared::ids::{PodId, TableName};
 use sluice_shared::lifecycle::Phase;
 use sluice_shared::link::Wire;
 use sluice_shared::membership::{Members, PodMember};
-use sluice_shared::proto::{DrainRequest, JoinRequest, PodStatus, StatusRequest};
+use sluice_shared::proto::{DrainRequest, JoinRequest, PodStatus, ReleaseRequest, StatusRequest};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
@@ -59,6 +59,8 @@ const SHOWN_CHARS: usize = 100;
 const STREAMS_SHOWN_MAX: usize = 10_000;
 /// What a pod that is past its drain answers to a join (`pod/src/duty.rs`).
 const POD_ENDED: &str = "pod_ended";
+/// What a pod answers to a release of what is there, or holds nothing (`pod/src/release.rs`).
+const NOT_LOST: [&str; 2] = ["log_in_use", "log_is_empty"];
 const OPENAPI: &str = include_str!("admin/openapi.json");
 
 /// Serves the API where the configuration says; None where it says nowhere.
@@ -131,7 +133,7 @@ async fn serve(tcp: TcpStream, place: OwnedSemaphorePermit, router: Router, app:
 }
 
 /// All paths that need the secret, where there is one.
-fn routes() -> [(&'static str, &'static str, MethodRouter<Arc<App>>); 8] {
+fn routes() -> [(&'static str, &'static str, MethodRouter<Arc<App>>); 9] {
     [
         ("get", "/v1/pods", get(list_pods)),
         ("get", "/v1/pods/{pod}", get(show_pod)),
@@ -140,6 +142,7 @@ fn routes() -> [(&'static str, &'static str, MethodRouter<Arc<App>>); 8] {
         ("get", "/v1/streams", get(list_streams)),
         ("get", "/v1/tables", get(list_tables)),
         ("get", "/v1/explain", get(explain)),
+        ("post", "/v1/release", post(release)),
         ("get", "/metrics", get(metrics)),
     ]
 }
@@ -511,6 +514,43 @@ async fn explain(
     let explained = app.upstream.explain(&table, &hints);
     let explained = serde_json::to_string(&explained).map_err(|error| Error::internal(error.to_string()))?;
     Ok(json_response(explained))
+}
+
+/// What is lost, as an operator says: a log, a pod's logs, or what a table waits for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReleaseQuery {
+    #[serde(default)]
+    log: String,
+    #[serde(default)]
+    pod: String,
+    #[serde(default)]
+    table: String,
+    #[serde(default)]
+    stream: String,
+    #[serde(default)]
+    dry_run: bool,
+}
+
+async fn release(
+    State(app): State<Arc<App>>,
+    Asked(query): Asked<ReleaseQuery>,
+) -> Result<Response, Refusal> {
+    let ReleaseQuery { log, pod, table, stream, dry_run } = query;
+    if [&log, &pod, &table].iter().filter(|named| !named.is_empty()).count() != 1 {
+        let message = "name what is lost by one of `log`, `pod` and `table`";
+        return Err(Error::invalid("invalid_release", message).into());
+    }
+    let request = ReleaseRequest { log, pod, table, stream, dry_run };
+    let report = app.upstream.release(&request).await.map_err(|error| {
+        let is_there = NOT_LOST.contains(&error.code.as_str());
+        let mut refusal = Refusal::from(error);
+        if is_there {
+            refusal.status = StatusCode::CONFLICT;
+        }
+        refusal
+    })?;
+    Ok(json_response(report))
 }
 
 #[cfg(test)]

@@ -313,6 +313,16 @@ impl GatewayConfig {
             let rule = "it has to be 64 hex digits, the SHA-256 of a secret, as `sluice secret` prints it";
             return Err(ConfigError::Relation(format!("gateway.admin_secret_sha256: {rule}")));
         }
+        if self.admin_listen.is_none()
+            && self.admin_address().is_none()
+            && let Some(listen) = self.plain_address().or_else(|| self.tls_address())
+            && listen.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+        {
+            return Err(ConfigError::Relation(format!(
+                "the gateway listens on {listen}, and no port is {ADMIN_PORT_ABOVE} above that, where the admin API would be: \
+                 set gateway.admin_listen, to host:port or `off`"
+            )));
+        }
         let listen = self.admin_address().filter(|listen| is_beyond_loopback(listen));
         let Some(listen) = listen.filter(|_| self.admin_secret_sha256.is_none()) else { return Ok(()) };
         Err(ConfigError::Relation(format!(
@@ -569,6 +579,14 @@ mod tests {
         assert!(
             refusal(|config| config.frame_bytes_max = ByteSize::mib(32)).contains("frame_bytes_max is 32MiB")
         );
+        let high = refusal(|config| config.listen = "127.0.0.1:65533".to_owned());
+        assert!(high.contains("127.0.0.1:65533") && high.contains("gateway.admin_listen"), "{high}");
+        let without = GatewayConfig {
+            listen: "127.0.0.1:65533".to_owned(),
+            admin_listen: Some("off".to_owned()),
+            ..GatewayConfig::default()
+        };
+        without.validate().expect("an admin API is not needed");
         assert!(refusal(|config| config.write_timeout_ms = 0).contains("write_timeout_ms is 0"));
         assert!(refusal(|config| config.connections_max = 0).contains("connections_max"));
         assert!(refusal(|config| config.tls_cert = Some("a".into())).contains("without gateway.tls_key"));

@@ -47,6 +47,8 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 const BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// A table call may have to write to an object store.
 const TABLE_CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// A release asks all pods, and may have much to name.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(300);
 const READY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// All that a pod must know to take a stream, for the first time or again.
@@ -477,8 +479,20 @@ impl Upstream {
     /// # Errors
     /// `NotFound`; `Unavailable` where the table's home does not answer.
     pub(crate) async fn describe_table(&self, table: &TableName) -> Result<Bytes, Error> {
+        self.describe(table, false).await
+    }
+
+    /// As `describe_table`, with what waits for the table at all pods.
+    ///
+    /// # Errors
+    /// As `describe_table`.
+    pub(crate) async fn describe_table_in_pool(&self, table: &TableName) -> Result<Bytes, Error> {
+        self.describe(table, true).await
+    }
+
+    async fn describe(&self, table: &TableName, whole_pool: bool) -> Result<Bytes, Error> {
         let (pod, mut home) = self.home(table)?;
-        let request = proto::DescribeTableRequest { table: table.to_string() };
+        let request = proto::DescribeTableRequest { table: table.to_string(), whole_pool };
         let description = answered(home.describe_table(request)).await;
         description.map(|description| description.description).map_err(|error| self.named(&pod, error))
     }
@@ -494,6 +508,33 @@ impl Upstream {
                 Ok(response) => return Ok(response.tables),
                 Err(error) => failure = self.named(&pod, error),
             }
+        }
+        Err(failure)
+    }
+
+    /// Has lost records given up, by any pod that takes calls; answers its report, in JSON.
+    ///
+    /// # Errors
+    /// What the pod says of the wish; `Unavailable` where no pod answers.
+    pub(crate) async fn release(&self, request: &proto::ReleaseRequest) -> Result<Bytes, Error> {
+        let mut failure = no_pods();
+        for (pod, mut client) in self.clients() {
+            let call = timeout(RELEASE_TIMEOUT, client.release(request.clone())).await;
+            let error = match call {
+                Ok(Ok(answer)) => return Ok(answer.into_inner().report),
+                Ok(Err(status)) => self.named(&pod, Error::from(status)),
+                Err(_) => {
+                    let message = format!(
+                        "pod {pod} goes on with it, and has not come to its end in {RELEASE_TIMEOUT:?}"
+                    );
+                    return Err(Error::unavailable("pod_timeout", message));
+                }
+            };
+            // Another pod would say the same, unless this one could not be asked.
+            if !is_loss(&error) {
+                return Err(error);
+            }
+            failure = error;
         }
         Err(failure)
     }

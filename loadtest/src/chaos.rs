@@ -79,6 +79,8 @@ pub struct Scenario {
     pub tables: usize,
     /// Streams at one time.
     pub streams: usize,
+    /// Records of one send, at most.
+    pub rows_max: usize,
     /// Python with `deltalake`, where there is one.
     pub python: Option<PathBuf>,
     /// Pods keep their logs in the tables' store: each start takes that of the life before over.
@@ -90,7 +92,8 @@ impl Scenario {
     pub fn seeded(seed: u64, lasts: Duration) -> Self {
         let (kinds, pods, gateways) = (Kinds::All, 3, 2);
         let python = judge::find_python();
-        Self { seed, lasts, kinds, pods, gateways, tables: 3, streams: 14, python, object_log: false }
+        let (tables, streams, rows_max) = (3, 14, 16);
+        Self { seed, lasts, kinds, pods, gateways, tables, streams, rows_max, python, object_log: false }
     }
 
     fn world(&self) -> World {
@@ -280,6 +283,7 @@ impl<'a> Run<'a> {
                 table: self.scenario.table_of(number),
                 kind: self.scenario.kind_of(number),
                 urls: self.pool.urls(number),
+                rows_max: self.scenario.rows_max,
                 history: self.pool.history_dir(&self.scenario.table_of(number)),
                 seed: random.random(),
                 stop: Arc::clone(stop),
@@ -556,18 +560,36 @@ impl<'a> Run<'a> {
         self.volume.as_ref().map_or(Ok(()), Volume::empty)?;
         self.later.retain(|(_, later)| matches!(later, Later::Start(_)));
         let asked = Instant::now();
-        while !self.later.is_empty() || !self.draining.is_empty() {
+        loop {
+            // First: one may have died just now, at what was taken back above.
             self.tick().await?;
+            if self.later.is_empty() && self.draining.is_empty() && self.is_whole().await {
+                return Ok(());
+            }
             if asked.elapsed() > FINISH_TIMEOUT {
-                bail!("these have not ended their drains: {:?}, {:?}", self.draining, self.later);
+                bail!(
+                    "the pool is not whole again; draining: {:?}; to come: {:?}",
+                    self.draining,
+                    self.later
+                );
             }
         }
+    }
+
+    /// Whether all run, and all gateways see all pods active.
+    async fn is_whole(&mut self) -> bool {
         for member in self.pool.members() {
-            if let Member::Pod(id) = member {
-                self.pool.until_seen(&id, "active").await?;
+            if self.pool.process(&member).is_none() {
+                return false;
+            }
+            // A gateway that does not answer is about to be found dead.
+            if let Member::Pod(id) = &member
+                && !matches!(self.pool.sees_otherwise(id, "active").await, Ok(None))
+            {
+                return false;
             }
         }
-        Ok(())
+        true
     }
 
     /// Takes what the processes and the cutters have counted.

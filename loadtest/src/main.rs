@@ -215,7 +215,10 @@ struct ChaosArgs {
     /// Streams at one time.
     #[arg(long)]
     streams: Option<usize>,
-    /// Keep data and logs below this directory.
+    /// Records of one send, at most; some 28 sends a second of each stream.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    rows: Option<u16>,
+    /// Keep data and logs below this directory; of several runs, those in which a promise was broken.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -360,7 +363,7 @@ async fn run_chaos(sluice: PathBuf, args: ChaosArgs) -> anyhow::Result<ExitCode>
         args.ends || args.log == LogKind::Disk,
         "--log object needs --ends: the faults are those of a disk"
     );
-    let (mut is_good, mut kills, mut gateway_kills, mut records) = (true, 0, 0, 0);
+    let (mut broken, mut kills, mut gateway_kills, mut records) = (Vec::new(), 0, 0, 0);
     for seed in (0..args.runs).map(|run| seed.wrapping_add(run)) {
         let kept = tempfile::tempdir()?;
         let dir = args.dir.as_ref().map_or_else(|| kept.path().to_owned(), |dir| dir.join(seed.to_string()));
@@ -370,22 +373,40 @@ async fn run_chaos(sluice: PathBuf, args: ChaosArgs) -> anyhow::Result<ExitCode>
         }
         scenario.streams = args.streams.unwrap_or(scenario.streams);
         scenario.object_log = args.log == LogKind::Object;
-        let outcome =
-            Box::pin(chaos::run(&sluice, &dir, &scenario, &|what| eprintln!("chaos: {what}"))).await?;
-        println!("{outcome}");
-        is_good &= outcome.is_kept() && !(args.ends && outcome.figures.lost > 0);
-        kills += outcome.figures.pod_kills;
-        gateway_kills += outcome.figures.gateway_kills;
-        records += outcome.figures.records;
+        scenario.rows_max = args.rows.map_or(scenario.rows_max, usize::from);
+        let say = |what: &str| eprintln!("chaos: {what}");
+        let is_good = match Box::pin(chaos::run(&sluice, &dir, &scenario, &say)).await {
+            Ok(outcome) => {
+                println!("{outcome}");
+                kills += outcome.figures.pod_kills;
+                gateway_kills += outcome.figures.gateway_kills;
+                records += outcome.figures.records;
+                outcome.is_kept() && !(args.ends && outcome.figures.lost > 0)
+            }
+            Err(error) if args.runs == 1 => return Err(error),
+            // The others tell whether it is always so.
+            Err(error) => {
+                println!("chaos: seed {seed}: {error:#}");
+                false
+            }
+        };
+        if !is_good {
+            broken.push(seed);
+        } else if args.runs > 1 && args.dir.is_some() {
+            std::fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        }
     }
     if args.runs > 1 {
-        let verdict = if is_good { "all promises kept" } else { "PROMISES BROKEN" };
+        let runs = args.runs;
+        let verdict = match &broken[..] {
+            [] => "all promises kept".to_owned(),
+            seeds => format!("PROMISES BROKEN with seeds {seeds:?}"),
+        };
         println!(
-            "{} runs: {kills} pod kills, {gateway_kills} gateway kills, {records} records: {verdict}",
-            args.runs
+            "{runs} runs: {kills} pod kills, {gateway_kills} gateway kills, {records} records: {verdict}"
         );
     }
-    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn sim_placement(options: &placement::Options, plots: Option<&Path>) -> anyhow::Result<ExitCode> {

@@ -391,20 +391,28 @@ impl Pool {
     /// They do not in time.
     pub async fn until_seen(&self, id: &str, phase: &str) -> anyhow::Result<()> {
         let asked = Instant::now();
-        for (number, admin) in self.admins() {
-            loop {
-                let pods = admin.get("/v1/pods").await?;
-                let pods = pods["pods"].as_array().into_iter().flatten();
-                let seen: Vec<&Value> = pods.filter(|pod| pod["id"] == id).collect();
-                if seen.iter().any(|pod| pod["phase"] == phase) {
-                    break;
-                }
-                let late = asked.elapsed() > SEEN_TIMEOUT;
-                ensure!(!late, "gateway {number} does not see {id} {phase}: {seen:?}\n{}", self.log_tails());
-                sleep(LOOK_INTERVAL).await;
-            }
+        while let Some((number, seen)) = self.sees_otherwise(id, phase).await? {
+            let late = asked.elapsed() > SEEN_TIMEOUT;
+            ensure!(!late, "gateway {number} does not see {id} {phase}: {seen:?}\n{}", self.log_tails());
+            sleep(LOOK_INTERVAL).await;
         }
         Ok(())
+    }
+
+    /// A gateway that does not see this pod in this phase, and what it sees of it.
+    ///
+    /// # Errors
+    /// A gateway does not answer.
+    pub async fn sees_otherwise(&self, id: &str, phase: &str) -> anyhow::Result<Option<(usize, Vec<Value>)>> {
+        for (number, admin) in self.admins() {
+            let pods = admin.get("/v1/pods").await?;
+            let pods = pods["pods"].as_array().into_iter().flatten();
+            let seen: Vec<Value> = pods.filter(|pod| pod["id"] == id).cloned().collect();
+            if seen.iter().all(|pod| pod["phase"] != phase) {
+                return Ok(Some((number, seen)));
+            }
+        }
+        Ok(None)
     }
 
     fn take_pod(&mut self, id: &str) -> anyhow::Result<Process> {

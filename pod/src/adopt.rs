@@ -5,11 +5,13 @@
 //! who that is: two pods that take one log over at one time do the same work twice, and one that dies midway leaves it to
 //! the next, which begins anew. What is in the tables already is dropped by the prefix rule.
 //!
+//! A log that an operator has released is nobody's to take.
+//!
 //! *Owns*: which logs this pod takes over and when, their way into the tables, the note that nothing is left.
 //! *Does not own*: the seal and the objects (`wal/object/sealed.rs`), the tables, who is in the pool (`membership`).
 //! Keeps P2 and P3: a log is deleted only when all of it is committed, and its note is written before.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use sluice_shared::membership::Membership;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use crate::drained::Release;
 use crate::pool::Pool;
 use crate::table::Tables;
 use crate::table::batch::Batch;
@@ -51,6 +54,24 @@ pub struct Adopter {
     pub scope: TaskScope,
     /// How long a pod has to be gone.
     pub after: Duration,
+    /// What this pod is doing about logs, for others to see.
+    pub adoptions: Adoptions,
+}
+
+/// What a pod does about logs. Clones share it.
+#[derive(Clone, Default)]
+pub struct Adoptions(Shared);
+
+impl Adoptions {
+    /// The logs that are being taken over.
+    pub fn ongoing(&self) -> BTreeSet<LogId> {
+        lock(&self.0).ongoing.iter().copied().collect()
+    }
+
+    /// Whether a log is of no concern to this pod any more.
+    pub fn is_done(&self, log: LogId) -> bool {
+        lock(&self.0).done.contains(&log)
+    }
 }
 
 /// What is known of logs between two looks.
@@ -75,7 +96,7 @@ fn lock(known: &Shared) -> MutexGuard<'_, Known> {
 impl Adopter {
     /// Looks for logs, and takes over what is this pod's to take, until the pod drains.
     pub async fn run(self) {
-        let (known, reads) = (Shared::default(), Arc::new(Semaphore::new(READ_AT_ONCE)));
+        let (known, reads) = (Arc::clone(&self.adoptions.0), Arc::new(Semaphore::new(READ_AT_ONCE)));
         loop {
             if let Err(error) = self.look(&known, &reads).await {
                 tracing::warn!(pod = %self.pod, %error, "cannot look for the logs of pods that are gone");
@@ -145,7 +166,8 @@ impl Adopter {
 
     fn put_off(&self, known: &Shared, log: LogId, error: &WalError) {
         let cause = error as &dyn std::error::Error;
-        tracing::error!(pod = %self.pod, log = %log.0, error = cause, "cannot take a log over: trying again");
+        tracing::error!(pod = %self.pod, log = %log.0, error = cause, "cannot take a log over: trying again; what it still \
+            has can be given up: sluice release --log");
         lock(known).not_before.insert(log, Instant::now() + TRY_AGAIN);
     }
 
@@ -164,6 +186,9 @@ impl Adopter {
     }
 
     async fn take_over(&self, log: LogId, owner: &PodId, reads: &Semaphore) -> Result<(), WalError> {
+        if self.is_released(log).await {
+            return Ok(());
+        }
         let reading = reads.acquire().await;
         let Some(mut sealed) = SealedLog::seal(&self.logs, log, &self.pod).await? else { return Ok(()) };
         tracing::info!(pod = %self.pod, log = %log.0, %owner, "taking over the log of a pod that is gone");
@@ -186,6 +211,17 @@ impl Adopter {
         sealed.delete().await?;
         tracing::info!(pod = %self.pod, log = %log.0, %owner, batches, records, "took over a log: all of it is committed");
         Ok(())
+    }
+
+    /// An operator has given up what is left of it: its objects stay as they are, for whoever wants to look into them.
+    async fn is_released(&self, log: LogId) -> bool {
+        // Where that cannot be read, the log cannot either.
+        let released = self.tables.drained_logs().released(log).await.ok().flatten();
+        if let Some(Release { by, .. }) = &released {
+            tracing::info!(pod = %self.pod, log = %log.0, %by,
+                "a log that an operator has released is not taken over: its objects stay in _sluice/wal");
+        }
+        released.is_some()
     }
 
     /// Whoever looks for records in the log finds that there are none. Nothing is deleted before that is written.

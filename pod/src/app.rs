@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_shared::error::Error;
-use sluice_shared::ids::{PodId, TableName};
+use sluice_shared::ids::{LogId, PodId, TableName};
 use sluice_shared::lifecycle::{Hurry, OnPanic, Phase, TaskScope, blocking};
 use sluice_shared::link::{self, PipeDialer, PipeListener, PodAddress};
 use sluice_shared::membership::Membership;
@@ -24,14 +24,15 @@ use tonic::transport::server::TcpIncoming;
 use uuid::Uuid;
 
 use crate::admission::Admission;
-use crate::adopt::Adopter;
+use crate::adopt::{Adopter, Adoptions};
 use crate::config::{Join, LogKind, PodConfig};
 use crate::conflict::Conflicts;
-use crate::drained::DrainedLogs;
+use crate::drained::{DrainedLogs, LOG_RELEASED};
 use crate::duty::{Duty, Parts};
 use crate::lane::{Lanes, Limits};
 use crate::machine::Machine;
 use crate::pool::Pool;
+use crate::release::Releaser;
 use crate::service::PodService;
 use crate::stream::Reach;
 use crate::stream::record::LogEntry;
@@ -50,6 +51,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 const NEIGHBOURS: usize = 2;
 /// Exit status of a process that finds itself in a pool that it cannot be in.
 const EXIT_CONFLICT: i32 = 78;
+/// A pod that runs looks so often whether its log was released.
+const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a pod that starts waits for the first word of the others.
 const MEETING_MAX: Duration = Duration::from_secs(1);
 
@@ -59,6 +62,15 @@ pub enum Listen {
     Tcp,
     /// From within this process; who calls has the other end.
     Pipe(PipeListener, PipeDialer),
+}
+
+impl Listen {
+    fn in_process(&self) -> Option<PodAddress> {
+        match self {
+            Self::Pipe(_, dialer) => Some(PodAddress::InProcess(dialer.clone())),
+            Self::Tcp => None,
+        }
+    }
 }
 
 /// A running pod. Dropping it cancels its tasks; `end` ends them in good order.
@@ -91,7 +103,7 @@ impl Pod {
     ) -> Result<Self, Error> {
         config.validate().map_err(|error| Error::invalid("invalid_config", error.to_string()))?;
         let scope = TaskScope::new(OnPanic::EndProcess);
-        let storage = Storage::below(&machine.stores, &config.tables_dir)?;
+        let storage = Storage::at(&machine.stores, &config.tables_dir)?;
         let tables_id = meet(&machine, &config, &storage, &membership, &scope).await?;
         let pool = Pool::new(config.id.clone(), membership.now().view(Now::now()));
         let (opened, tables_opened) = watch::channel(None);
@@ -99,13 +111,12 @@ impl Pod {
         let (wal, replay) = open_log(&machine, &config, &storage, &scope).await?;
         let kept = tables_config(&config, pool.clone());
         let tables = Tables::on(storage.clone(), kept, wal.clone(), scope.clone());
-        tables.drained_logs().withdraw(wal.log_id()).await?;
+        take_log(&tables, wal.log_id(), &config, &machine, &scope).await?;
         let streams = Streams::default();
         if let Some(replay) = replay {
             replay_log(replay, &streams, &tables, &config.id).await?;
         }
         opened.send_replace(Some(tables.clone()));
-        let decoded_bytes_max = config.record_bytes_max.as_usize() * DECODED_FACTOR;
         let lanes = start_lanes(&config, &wal, &scope)?;
         let rate = config.bytes_per_s_max.map(|rate| rate.0);
         let admission = Admission::new(config.id.clone(), wal.clone(), config.ingress_bytes.as_usize(), rate);
@@ -127,28 +138,28 @@ impl Pod {
             pace: config.pace(),
             processor_time: machine.processor_time,
         });
+        let log = LogEntry { log: wal.log_id(), pod: config.id.clone() };
+        let releaser = releaser(&storage, &tables, &pool, &log);
         let service = PodService {
             scope: scope.clone(),
             admission,
             streams: streams.clone(),
             lanes,
             tables,
-            log: LogEntry { log: wal.log_id(), pod: config.id.clone() },
+            log,
             duty: duty.clone(),
             pool,
+            releaser,
             auto_create: config.auto_create,
-            decoded_bytes_max,
+            decoded_bytes_max: config.record_bytes_max.as_usize() * DECODED_FACTOR,
         };
         scope.spawn("sweep", sweep(scope.clone(), streams));
         scope.spawn("adopter", adopter(&config, &storage, members, &service).run());
-        let in_process = match &listen {
-            Listen::Pipe(_, dialer) => Some(PodAddress::InProcess(dialer.clone())),
-            Listen::Tcp => None,
-        };
+        let in_process = listen.in_process();
         let address = serve(&config, listen, service.clone()).await?;
         let reached = config.advertise.clone().or_else(|| address.map(|address| address.to_string()));
-        let reached = reached.map(PodAddress::Tcp).or(in_process);
-        let reached = reached.ok_or_else(|| Error::internal("a pod that listens nowhere"))?;
+        let nowhere = || Error::internal("a pod that listens nowhere");
+        let reached = reached.map(PodAddress::Tcp).or(in_process).ok_or_else(nowhere)?;
         duty.listens(reached, config.join == Join::Held);
         let (phase, shown) = (duty.phase(), address.map(tracing::field::display));
         tracing::info!(pod = %config.id, %phase, address = shown, log = %wal.log_id().0, "pod is ready");
@@ -261,6 +272,41 @@ async fn watch_conflicts(
     }
 }
 
+/// The log is in use from now on, unless an operator has given it up; and whose it is, is known should it be lost.
+async fn take_log(
+    tables: &Tables,
+    log: LogId,
+    config: &PodConfig,
+    machine: &Machine,
+    scope: &TaskScope,
+) -> Result<(), Error> {
+    tables.drained_logs().withdraw(log).await?;
+    if config.log == LogKind::Disk
+        && let Err(error) = tables.owners().note(log, &config.id).await
+    {
+        tracing::warn!(pod = %config.id, log = %log.0, %error, "should its disk be lost, the log is known by its id alone");
+    }
+    scope.spawn("released", watch_release(tables.clone(), log, machine.clone(), scope.clone()));
+    Ok(())
+}
+
+/// Ends the process when its log is released while it runs: an operator took the pod for lost, which was only stopped.
+async fn watch_release(tables: Tables, log: LogId, machine: Machine, scope: TaskScope) {
+    loop {
+        tokio::select! {
+            biased; // the end first
+            () = scope.draining() => return,
+            () = tokio::time::sleep(RELEASE_INTERVAL) => {}
+        }
+        if let Err(error) = tables.drained_logs().check_not_released(log).await
+            && error.code == LOG_RELEASED
+        {
+            tracing::error!(%error, "the process ends");
+            return (machine.end)(EXIT_CONFLICT);
+        }
+    }
+}
+
 /// Keeps the pool as the membership has it.
 async fn follow(
     membership: Membership,
@@ -322,6 +368,16 @@ fn tables_config(config: &PodConfig, pool: Pool) -> TablesConfig {
     }
 }
 
+fn releaser(storage: &Storage, tables: &Tables, pool: &Pool, log: &LogEntry) -> Releaser {
+    Releaser {
+        tables: tables.clone(),
+        pool: pool.clone(),
+        log: log.clone(),
+        logs: storage.logs(),
+        adoptions: Adoptions::default(),
+    }
+}
+
 fn adopter(config: &PodConfig, storage: &Storage, membership: Membership, service: &PodService) -> Adopter {
     Adopter {
         logs: storage.logs(),
@@ -332,6 +388,7 @@ fn adopter(config: &PodConfig, storage: &Storage, membership: Membership, servic
         tables: service.tables.clone(),
         scope: service.scope.clone(),
         after: config.adopt_after(),
+        adoptions: service.releaser.adoptions.clone(),
     }
 }
 

@@ -11,6 +11,7 @@ use sluice_shared::config::{self, ByteSize, ConfigError};
 use sluice_shared::ids::PodId;
 
 use crate::duty::Pace;
+use crate::table::TablesPlace;
 
 /// Smallest log segment: a batch of the largest record has to fit.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
@@ -32,8 +33,9 @@ pub struct PodConfig {
     pub log: LogKind,
     /// Where the write-ahead log lives, where it is on a disk.
     pub wal_dir: PathBuf,
-    /// Where the tables live, as `catalog/schema/table` below it. Shared by all pods of a pool.
-    pub tables_dir: PathBuf,
+    /// Where the tables live, as `catalog/schema/table` below it: a directory, or `s3://bucket/prefix`. Shared by all pods
+    /// of a pool.
+    pub tables_dir: TablesPlace,
     /// Whether a table that does not exist is made from the first records of its first stream.
     pub auto_create: bool,
     /// Decoding threads; 0 is one a core, at most 8.
@@ -126,7 +128,7 @@ impl Default for PodConfig {
             listen: "127.0.0.1:7171".to_owned(),
             log: LogKind::Disk,
             wal_dir: "data/pods/pod-1/wal".into(),
-            tables_dir: "data/tables".into(),
+            tables_dir: PathBuf::from("data/tables").into(),
             auto_create: false,
             lanes: 0,
             ingress_bytes: ByteSize::mib(256),

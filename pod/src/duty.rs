@@ -324,7 +324,8 @@ impl Duty {
         let movable: Vec<_> = movable.collect();
         let chosen = shedder.choose(excess, (id, &view), &movable, now);
         if !chosen.is_empty() {
-            tracing::info!(pod = %id, streams = chosen.len(), ?excess, "pod is hot: it sheds streams");
+            let streams = chosen.len();
+            tracing::info!(pod = %id, streams, ?excess, "pod is hot: gateways are to go on with streams elsewhere");
         }
         for stream in chosen.into_iter().map(|nth| &traffic[nth]) {
             streams.ask_handoff(&stream.stream, &stream.table_id, HOT);

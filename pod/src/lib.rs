@@ -18,6 +18,8 @@ pub mod lane;
 pub mod decode;
 pub mod wal;
 pub mod drained;
+pub mod owners;
+pub mod release;
 pub mod adopt;
 pub mod table;
 pub mod shed;

@@ -20,7 +20,7 @@ use sluice_shared::proto::stream_request::Kind as Ask;
 use sluice_shared::proto::stream_response::Kind as Answer;
 use sluice_shared::requests::RequestSpan;
 use sluice_shared::table::TableSpec;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -29,6 +29,7 @@ use crate::admission::Admission;
 use crate::duty::{Duty, Pace};
 use crate::lane::Lanes;
 use crate::pool::Pool;
+use crate::release::Releaser;
 use crate::stream::ack::AckTracker;
 use crate::stream::record::LogEntry;
 use crate::stream::{FrameParts, Hold, Reach, Sent, Streams};
@@ -67,6 +68,8 @@ pub struct PodService {
     pub duty: Duty,
     /// The other pods.
     pub pool: Pool,
+    /// Gives up what is lost.
+    pub releaser: Releaser,
     /// Whether tables are made from the first records.
     pub auto_create: bool,
     /// Largest decoded size of one Arrow frame.
@@ -124,8 +127,14 @@ impl proto::pod_server::Pod for PodService {
         &self,
         request: Request<proto::DescribeTableRequest>,
     ) -> Result<Response<proto::TableDescription>, Status> {
-        let name = table_name(&request.into_inner().table)?;
-        self.describe(&name).await
+        let proto::DescribeTableRequest { table, whole_pool } = request.into_inner();
+        let name = table_name(&table)?;
+        if !whole_pool {
+            return self.describe(&name).await;
+        }
+        let mut description = self.tables.describe(&name).await?;
+        self.releaser.describe_waiting(&name, &mut description).await?;
+        Ok(Response::new(described(&name, &description)))
     }
 
     async fn list_tables(
@@ -171,6 +180,36 @@ impl proto::pod_server::Pod for PodService {
     ) -> Result<Response<proto::WatermarksResponse>, Status> {
         Ok(Response::new(self.tables.watermarks_for(request.into_inner()).await?))
     }
+
+    async fn release(
+        &self,
+        request: Request<proto::ReleaseRequest>,
+    ) -> Result<Response<proto::ReleaseResponse>, Status> {
+        let (releaser, request) = (self.releaser.clone(), request.into_inner());
+        let report = self.to_its_end(async move { releaser.release(request).await }).await?;
+        Ok(Response::new(proto::ReleaseResponse { report }))
+    }
+
+    async fn holdings(
+        &self,
+        request: Request<proto::HoldingsRequest>,
+    ) -> Result<Response<proto::HoldingsResponse>, Status> {
+        Ok(Response::new(self.releaser.holdings(request.into_inner()).await?))
+    }
+
+    async fn drop_stranded(
+        &self,
+        request: Request<proto::DropStrandedRequest>,
+    ) -> Result<Response<proto::DropStrandedResponse>, Status> {
+        let (releaser, request) = (self.releaser.clone(), request.into_inner());
+        let dropped = self.to_its_end(async move { releaser.drop_own_stranded(request).await }).await?;
+        Ok(Response::new(dropped))
+    }
+}
+
+fn described(name: &TableName, description: &serde_json::Value) -> proto::TableDescription {
+    let description = Bytes::from(description.to_string());
+    proto::TableDescription { table: name.as_str().to_owned(), description }
 }
 
 fn table_name(text: &str) -> Result<TableName, Error> {
@@ -180,16 +219,27 @@ fn table_name(text: &str) -> Result<TableName, Error> {
 impl PodService {
     async fn describe(&self, name: &TableName) -> Result<Response<proto::TableDescription>, Status> {
         let description = self.tables.describe(name).await?;
-        let description = Bytes::from(description.to_string());
-        Ok(Response::new(proto::TableDescription { table: name.as_str().to_owned(), description }))
+        Ok(Response::new(described(name, &description)))
+    }
+
+    /// Goes on to its end although nobody waits for it any more: what is given up half way is to be known whole.
+    async fn to_its_end<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (answer, answered) = oneshot::channel();
+        // An answer that nobody waits for any more is no failure.
+        self.scope.spawn("release", async move { drop(answer.send(work.await)) });
+        answered.await.map_err(|_| self.draining())?
     }
 
     async fn fence_stream(&self, request: &proto::FenceRequest) -> Result<Reach, Error> {
         let ours = self.log.log;
         if request.log.parse().ok().map(LogId) != Some(ours) {
             let message = format!(
-                "pod {} writes log {}, not {}, which stream {} may have records in: bring that log's volume back",
-                self.log.pod, ours.0, request.log, request.stream
+                "pod {} writes log {}, not {}, which stream {} may have records in: bring that log's volume back, or where it \
+                 is lost for good give its records up: sluice release --log {}",
+                self.log.pod, ours.0, request.log, request.stream, request.log
             );
             return Err(Error::unavailable("log_not_here", message));
         }

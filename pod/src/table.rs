@@ -13,11 +13,9 @@ use std::time::{Duration, Instant};
 
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use futures_util::StreamExt;
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use sluice_shared::error::{Error, ErrorKind};
-use sluice_shared::fault;
 use sluice_shared::ids::{PodId, SchemaId, StreamId, TableId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::table::TableSpec;
@@ -26,21 +24,27 @@ use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use crate::drained::DrainedLogs;
+use crate::owners::Owners;
 use crate::pool::Pool;
 use crate::stream::Reach;
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, LogStore, Wal};
 use batch::Batch;
 use delta::{Delta, DeltaError, Shape};
-use faulty::FaultyStore;
+use held::Holding;
 use home::{HomeConfig, HomeError};
 use open::{Budget, OpenTable};
+use stranded::Stranded;
+pub use stranded::StrandedRange;
+
+pub use place::{Stores, TablesPlace};
 
 pub mod batch;
 pub mod watermark;
 pub mod ended;
 mod directory;
 mod faulty;
+mod place;
 mod executor;
 pub mod delta;
 pub mod parquet;
@@ -50,10 +54,15 @@ mod serve;
 mod route;
 pub mod rejected;
 mod round;
+pub mod held;
+mod stranded;
+mod give_up;
 pub mod open;
 mod task;
 pub mod verify;
 
+/// Longest wait for the log, before it is said what a table holds.
+const SETTLE_MAX: Duration = Duration::from_secs(3);
 /// Pause before storage is asked again at the start.
 const REPLAY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -86,8 +95,8 @@ impl fmt::Debug for Clock {
 /// How tables are kept.
 #[derive(Debug, Clone)]
 pub struct TablesConfig {
-    /// Directory below which the tables are: `catalog/schema/table`.
-    pub root: PathBuf,
+    /// Where the tables are, as `catalog/schema/table` below it.
+    pub root: TablesPlace,
     /// This pod.
     pub pod: PodId,
     /// The others, and which of them is a table's home.
@@ -107,25 +116,6 @@ pub struct TablesConfig {
     pub clock: Clock,
 }
 
-/// Where tables are stored.
-#[derive(Debug, Clone)]
-pub struct Stores {
-    /// What the pod reads and writes itself.
-    pub tables: Arc<dyn ObjectStore>,
-    /// The same for delta_kernel, which cannot wait where all tasks share one thread.
-    pub kernels: Arc<dyn ObjectStore>,
-}
-
-impl Stores {
-    /// This machine's disk, each write flushed.
-    pub fn disk() -> Self {
-        let local = LocalFileSystem::new().with_fsync(true);
-        let tables: Arc<dyn ObjectStore> =
-            if fault::COMPILED_IN { Arc::new(FaultyStore::new(local)) } else { Arc::new(local) };
-        Self { kernels: Arc::clone(&tables), tables }
-    }
-}
-
 /// All tables of a pod. Clones share them.
 #[derive(Clone)]
 pub struct Tables {
@@ -142,40 +132,71 @@ struct Shared {
     store: Arc<dyn ObjectStore>,
     /// The root's path in the store.
     root: Path,
+    /// What stands before a path in a URL.
+    base: String,
     delta: Delta,
     budget: Arc<Budget>,
     open: Mutex<HashMap<TableName, Slot>>,
-    /// Log entries of tables that are gone.
-    stranded: Mutex<HashMap<TableName, AtomicU64>>,
+    /// Log entries of tables that are not written any more.
+    stranded: Arc<Stranded>,
 }
 
-/// Where tables are kept.
+/// The place of tables, reached.
 #[derive(Debug, Clone)]
 pub struct Storage {
     /// The store.
     pub stores: Stores,
     /// The tables' root in it.
     pub root: Path,
-    /// The same as a directory.
-    pub directory: PathBuf,
+    /// How the store's paths are known to others: what stands before them in a URL.
+    base: String,
+    /// The root in the file system, where the store is one.
+    directory: Option<PathBuf>,
 }
 
 impl Storage {
-    /// That of tables below a directory, which is made where it is missing.
+    /// That of tables in this place. A directory is in `disk`, and made where it is missing.
     ///
     /// # Errors
     /// Where the root cannot be made or opened.
-    pub fn below(stores: &Stores, root: &std::path::Path) -> Result<Self, Error> {
-        let attempted = format!("make the tables' directory {}", root.display());
-        delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
-        let directory = root.canonicalize().map_err(|error| storage(&attempted, &error))?;
-        let root = Path::from_absolute_path(&directory).map_err(|error| storage(&attempted, &error))?;
-        Ok(Self { stores: stores.clone(), root, directory })
+    pub fn at(disk: &Stores, place: &TablesPlace) -> Result<Self, Error> {
+        match place {
+            TablesPlace::Directory(root) => {
+                let attempted = format!("make the tables' directory {}", root.display());
+                delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
+                Self::opened(disk, root).map_err(|error| storage(&attempted, &*error))
+            }
+            TablesPlace::S3 { .. } => Self::there(place),
+        }
+    }
+
+    /// That of tables which are there already; nothing is made.
+    ///
+    /// # Errors
+    /// Where the root cannot be opened.
+    pub fn there(place: &TablesPlace) -> Result<Self, Error> {
+        let failed = |error: &dyn std::error::Error| storage(&format!("open {place}"), error);
+        match place {
+            TablesPlace::Directory(root) => {
+                Self::opened(&Stores::disk(), root).map_err(|error| failed(&*error))
+            }
+            TablesPlace::S3 { bucket, prefix } => {
+                let stores = place.bucket().map_err(|error| failed(&error))?;
+                let stores = stores.ok_or_else(|| Error::internal("a bucket that is none"))?;
+                Ok(Self { stores, root: prefix.clone(), base: format!("s3://{bucket}"), directory: None })
+            }
+        }
+    }
+
+    fn opened(disk: &Stores, root: &std::path::Path) -> Result<Self, Box<dyn std::error::Error>> {
+        let directory = root.canonicalize()?;
+        let root = Path::from_absolute_path(&directory)?;
+        Ok(Self { stores: disk.clone(), root, base: "file://".to_owned(), directory: Some(directory) })
     }
 
     /// Logs that are kept beside the tables.
     pub fn logs(&self) -> LogStore {
-        LogStore::new(Arc::clone(&self.stores.tables), &self.root, Some(self.directory.clone()))
+        LogStore::new(Arc::clone(&self.stores.tables), &self.root, self.directory.clone())
     }
 }
 
@@ -200,22 +221,22 @@ fn home_error(error: HomeError) -> Error {
 }
 
 impl Tables {
-    /// Tables on this machine's disk below `config.root`, fed from `wal`. Must be called in a runtime.
+    /// Tables at `config.root`, fed from `wal`. Must be called in a runtime.
     ///
     /// # Errors
     /// Where the root cannot be made or opened.
     pub fn new(config: TablesConfig, wal: Wal, scope: TaskScope) -> Result<Self, Error> {
-        let storage = Storage::below(&Stores::disk(), &config.root)?;
+        let storage = Storage::at(&Stores::disk(), &config.root)?;
         Ok(Self::on(storage, config, wal, scope))
     }
 
     /// Tables that are kept there.
     pub fn on(storage: Storage, config: TablesConfig, wal: Wal, scope: TaskScope) -> Self {
-        let Storage { stores: Stores { tables: store, kernels }, root, .. } = storage;
+        let Storage { stores: Stores { tables: store, kernels }, root, base, .. } = storage;
         let delta = Delta::with_kernel_on(kernels, Arc::clone(&store));
         let budget = Arc::new(Budget::new(config.memory_bytes));
-        let (open, stranded) = (Mutex::default(), Mutex::default());
-        let shared = Shared { config, wal, scope, store, root, delta, budget, open, stranded };
+        let (open, stranded) = (Mutex::default(), Arc::default());
+        let shared = Shared { config, wal, scope, store, root, base, delta, budget, open, stranded };
         Self { shared: Arc::new(shared) }
     }
 
@@ -271,9 +292,8 @@ impl Tables {
         }
         // A stopped table is opened again: a person may have mended it, or made it anew.
         let shared = &self.shared;
-        let (config, wal) = (shared.config.clone(), shared.wal.clone());
-        let budget = Arc::clone(&shared.budget);
-        match OpenTable::start(self.home_config(name), config, wal, budget, &shared.scope).await {
+        let parts = (Arc::clone(&shared.budget), Arc::clone(&shared.stranded));
+        match OpenTable::start(self.home_config(name), shared.config.clone(), parts, &shared.scope).await {
             Ok(table) => {
                 *open = Some(Arc::clone(&table));
                 Ok(table)
@@ -383,6 +403,26 @@ impl Tables {
         DrainedLogs::new(Arc::clone(&self.shared.store), &self.shared.root)
     }
 
+    /// Where a table of this name is, or would be.
+    pub fn place(&self, name: &TableName) -> (Arc<dyn ObjectStore>, Path) {
+        (Arc::clone(&self.shared.store), self.directory(name))
+    }
+
+    /// Which pods the logs on disks are, or were, of.
+    pub fn owners(&self) -> Owners {
+        Owners::new(Arc::clone(&self.shared.store), &self.shared.root)
+    }
+
+    /// That the store is there at all: one that is not mounted looks as if every table had been dropped.
+    ///
+    /// # Errors
+    /// Unavailable where it is not.
+    pub async fn check_storage(&self) -> Result<(), Error> {
+        let identity = self.shared.root.clone().join("_sluice").join("identity");
+        let head = self.shared.store.head(&identity).await;
+        head.map(drop).map_err(|error| storage("see that the tables' store is there", &error))
+    }
+
     /// Names of all tables, sorted.
     ///
     /// # Errors
@@ -424,13 +464,12 @@ impl Tables {
         let shape = &view.version.shape;
         let counts = &table.counts;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = stranded.get(name).map_or(0, count);
+        let (stranded, gone) = self.shared.stranded.count(name, None);
         Ok(serde_json::json!({
             "table": name,
             "id": shape.id,
             "version": view.version.number(),
-            "location": format!("file:///{}", self.directory(name)),
+            "location": format!("{}/{}", self.shared.base, self.directory(name)),
             "spec": spec_json(shape),
             "rows": totals.rows,
             "files": totals.files,
@@ -438,7 +477,7 @@ impl Tables {
             "streams": view.map.streams().len(),
             "held_runs": count(&counts.held_runs),
             "set_aside_records": count(&counts.set_aside),
-            "stranded_entries": count(&counts.stranded) + gone,
+            "stranded_entries": stranded + gone,
             "failing": table.failing(),
             "lag_ms": u64::try_from(table.lag().as_millis()).unwrap_or(u64::MAX),
         }))
@@ -481,11 +520,11 @@ impl Tables {
         };
         let runs: Vec<_> = batch.runs.iter().map(|run| (&run.stream, run.offsets)).collect();
         let wal_position = durable.position();
-        let mut stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = stranded.entry(name.clone()).or_default().fetch_add(1, Ordering::Relaxed);
-        if before == 0 {
+        let is_first = self.shared.stranded.add(&name, batch.table_id.clone(), durable);
+        if is_first {
             tracing::error!(table = %name, %wal_position, ?runs, %error,
-                "a batch without its table stays in the log; further ones of the table are told of at `debug`");
+                "a batch without its table stays in the log, until `sluice release --table` gives it up; further ones of \
+                 the table are told of at `debug`");
         } else {
             tracing::debug!(table = %name, %wal_position, ?runs, %error, "a batch without its table stays in the log");
         }
@@ -501,10 +540,61 @@ impl Tables {
         futures_util::future::join_all(tables.iter().map(|table| table.drain())).await;
     }
 
-    /// Log entries that stay there because their tables are gone, of all tables.
+    /// Log entries that stay there because their tables are not written any more, of all tables.
     pub fn stranded(&self) -> u64 {
-        let stranded = self.shared.stranded.lock().unwrap_or_else(PoisonError::into_inner);
-        stranded.values().map(|count| count.load(Ordering::Relaxed)).sum()
+        self.shared.stranded.total()
+    }
+
+    /// What is durable here and in no table, of the one of this name or of all. `settled`: what may be committed is so by
+    /// then. Of none that is not open here: there is nothing of it.
+    pub async fn holdings(&self, name: Option<&TableName>, settled: bool) -> Vec<Holding> {
+        let slots: Vec<(TableName, Slot)> = {
+            let open = self.open_slots();
+            let is_asked = |(of, _): &(&TableName, &Slot)| name.is_none_or(|name| name == *of);
+            open.iter().filter(is_asked).map(|(of, slot)| (of.clone(), Arc::clone(slot))).collect()
+        };
+        let mut tables = Vec::new();
+        for (_, slot) in &slots {
+            tables.extend(slot.lock().await.clone());
+        }
+        if settled {
+            // What was acked by now is offered to its table by then. A log that is full, perhaps by what is held, does not
+            // settle: nothing is acked then.
+            let _ = tokio::time::timeout(SETTLE_MAX, self.shared.wal.settled()).await;
+            futures_util::future::join_all(tables.iter().map(|table| table.drain())).await;
+        }
+        let mut holdings: Vec<Holding> = tables.iter().map(|table| table.holding()).collect();
+        let is_asked = |of: &TableName| name.is_none_or(|name| name == of);
+        let gone = self.shared.stranded.names().into_iter().filter(is_asked);
+        let gone: Vec<_> = gone.filter(|of| holdings.iter().all(|there| there.table != *of)).collect();
+        holdings.extend(gone.into_iter().map(|table| {
+            let (_, gone) = self.shared.stranded.count(&table, None);
+            Holding { table, id: TableId("".into()), held: Vec::new(), stranded: 0, gone, lag_ms: 0 }
+        }));
+        holdings
+    }
+
+    /// Names the records of entries whose table is gone; in earnest, their log lets go of them. Those of the table `kept`
+    /// stay.
+    ///
+    /// # Errors
+    /// Unavailable where an entry cannot be read back.
+    pub async fn drop_stranded(
+        &self,
+        name: &TableName,
+        kept: Option<&TableId>,
+        in_earnest: bool,
+    ) -> Result<Vec<StrandedRange>, Error> {
+        let shared = &self.shared;
+        let given_up = shared.stranded.give_up(&shared.wal, name, kept, in_earnest).await;
+        let given_up =
+            given_up.map_err(|error| storage(&format!("read what the log has of table {name}"), &error))?;
+        for StrandedRange { table: id, stream, session, offsets } in given_up.iter().filter(|_| in_earnest) {
+            let (session, first, last) = (session.0, offsets.start, offsets.end.saturating_sub(1));
+            tracing::warn!(table = %name, table_id = %id.0, %stream, session, first, last,
+                "records of a table that is gone, given up by an operator");
+        }
+        Ok(given_up)
     }
 
     /// How many tables have records that are durable and not committed, and for how long the oldest has been so.

@@ -198,7 +198,10 @@ pub enum WalError {
         source: object_store::Error,
     },
     /// An object of a log that was stored is damaged or missing.
-    #[error("log object {object} is corrupt: {reason}; restore it: nothing of its log is given up meanwhile")]
+    #[error(
+        "log object {object} is corrupt: {reason}; restore it: nothing of its log is given up meanwhile, unless you say so \
+         (sluice release --log)"
+    )]
     CorruptObject {
         /// Its name in the tables' store.
         object: String,

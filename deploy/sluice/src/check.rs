@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use sluice_gateway::{GatewayConfig, file_faults};
 use sluice_pod::config::{LogKind, PodConfig};
+use sluice_pod::table::TablesPlace;
 use sluice_shared::config::Places;
 use tokio::net::{TcpListener, UdpSocket};
 
@@ -68,7 +69,15 @@ impl<'a> Faults<'a> {
         if config.log == LogKind::Disk {
             self.directory("pod.wal_dir", &config.wal_dir);
         }
-        self.directory("pod.tables_dir", &config.tables_dir);
+        self.tables("pod.tables_dir", &config.tables_dir);
+    }
+
+    /// A place for tables. A bucket is not asked anything.
+    pub(crate) fn tables(&mut self, key: &str, place: &TablesPlace) {
+        match place {
+            TablesPlace::Directory(dir) => self.directory(key, dir),
+            bucket => self.extend(bucket.check().err().map(|why| format!("{key}, {why}"))),
+        }
     }
 
     /// A directory that is there, or can be made, and written.

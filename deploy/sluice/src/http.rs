@@ -12,7 +12,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an answer may take.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest answer, in bytes: a list of many tables.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
@@ -92,7 +93,13 @@ async fn get(url: &str, path: &str, client: &Client) -> Result<Answer> {
 }
 
 /// Asks the admin API at `url`, `http://host:port`.
-pub(crate) async fn ask_admin(url: &str, method: &str, path: &str, secret: Option<&str>) -> Result<Answer> {
+pub(crate) async fn ask_admin(
+    url: &str,
+    method: &str,
+    path: &str,
+    secret: Option<&str>,
+    patience: Duration,
+) -> Result<Answer> {
     let authority = url.strip_prefix("http://").unwrap_or(url).trim_end_matches('/');
     let exchange = async {
         let tcp = TcpStream::connect(authority).await.with_context(|| {
@@ -106,9 +113,9 @@ pub(crate) async fn ask_admin(url: &str, method: &str, path: &str, secret: Optio
         let bytes = ask(tcp, &request).await.with_context(lost)?;
         parse(&bytes).with_context(|| format!("{url} does not answer like an admin API"))
     };
-    tokio::time::timeout(TIMEOUT, exchange)
+    tokio::time::timeout(patience, exchange)
         .await
-        .with_context(|| format!("{url} did not answer {method} {path} within {} s", TIMEOUT.as_secs()))?
+        .with_context(|| format!("{url} did not answer {method} {path} within {} s", patience.as_secs()))?
 }
 
 async fn ask(mut io: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> std::io::Result<Vec<u8>> {

@@ -12,6 +12,7 @@ mod config;
 mod http;
 mod pool;
 mod print;
+mod release;
 mod scale;
 mod send;
 mod tables;
@@ -56,6 +57,8 @@ enum Command {
     Drain(pool::DrainArgs),
     /// Lets a pod in that waits for it, or takes a drain back.
     Join(pool::JoinArgs),
+    /// Gives up records of a lost log, naming each: those that wait for them go on.
+    Release(release::ReleaseArgs),
     /// Shows where a stream to a table would go now, and why.
     Explain(pool::ExplainArgs),
     /// Shows the pool as it changes: pods, their load, streams, MB/s, lag.
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
             Command::Pods(args) => pool::pods(args).await,
             Command::Drain(args) => pool::drain(args).await,
             Command::Join(args) => pool::join(args).await,
+            Command::Release(args) => release::run(args).await,
             Command::Explain(args) => pool::explain(args).await,
             Command::Top(args) => pool::top(args).await,
             Command::Secret => auth::secret(),

@@ -37,9 +37,15 @@ pub(crate) struct AdminArgs {
 }
 
 impl AdminArgs {
-    async fn ask(&self, method: &str, path: &str) -> Result<Value> {
+    pub(crate) async fn ask(&self, method: &str, path: &str) -> Result<Value> {
+        self.ask_within(http::TIMEOUT, method, path).await
+    }
+
+    /// As `ask`, where the answer may take longer.
+    pub(crate) async fn ask_within(&self, patience: Duration, method: &str, path: &str) -> Result<Value> {
         config::Config::check_environment()?;
-        let answer = http::ask_admin(&self.admin, method, path, self.admin_secret.as_deref()).await?;
+        let secret = self.admin_secret.as_deref();
+        let answer = http::ask_admin(&self.admin, method, path, secret, patience).await?;
         let body: Value = serde_json::from_slice(&answer.body).with_context(|| {
             format!("{} answered {method} {path} with status {} and no JSON", self.admin, answer.status)
         })?;
@@ -183,8 +189,7 @@ pub(crate) async fn join(args: JoinArgs) -> Result<ExitCode> {
 pub(crate) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
     let mut path = format!("/v1/explain?table={}", args.table);
     if let Some(stream) = &args.stream {
-        let encoded: String = stream.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let _ = write!(path, "&stream={encoded}");
+        let _ = write!(path, "&stream={}", encoded(stream));
     }
     if let Some(rate) = args.rate {
         let _ = write!(path, "&rate={rate}");
@@ -221,6 +226,11 @@ pub(crate) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
     }
     aligned(&rows).lines().try_for_each(print::answer)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A text as it may stand in a query.
+pub(crate) fn encoded(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02x}")).collect()
 }
 
 /// Shows the pool until it is interrupted; once where nobody looks at a terminal.
@@ -284,7 +294,8 @@ async fn view(admin: &AdminArgs) -> Result<String> {
     Ok(shown)
 }
 
-fn list(value: &Value) -> Vec<&Value> {
+/// The entries of a list; none where it is not one.
+pub(crate) fn list(value: &Value) -> Vec<&Value> {
     value.as_array().map(|list| list.iter().collect()).unwrap_or_default()
 }
 
@@ -345,7 +356,8 @@ fn left_text(left: &Value) -> String {
 }
 
 /// Columns that stand below each other.
-fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
+/// Rows of columns below each other.
+pub(crate) fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
     let chars = |text: &String| text.chars().count();
     let width = |column: usize| rows.iter().map(|row| chars(&row[column])).max().unwrap_or_default();
     let widths: Vec<usize> = (0..COLUMNS).map(width).collect();

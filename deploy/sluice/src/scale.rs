@@ -216,6 +216,7 @@ fn own_flags(config: &Config) -> Vec<String> {
     let any = "127.0.0.1:0".to_owned();
     let mut flags = vec!["--listen".to_owned(), any.clone(), "--gossip-listen".to_owned(), any];
     flags.push(format!("--auto-create={}", config.pod.auto_create));
+    flags.extend(["--tables".to_owned(), config.pod.tables_dir.to_string()]);
     if config.pod.accept_loss {
         flags.push("--accept-loss".to_owned());
     }

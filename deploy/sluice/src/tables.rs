@@ -44,6 +44,9 @@ pub(crate) async fn run(args: TablesArgs) -> Result<ExitCode> {
         Some(names) if args.name.is_none() => names.iter().try_for_each(print::answer)?,
         _ => print::answer(format_args!("{body:#}"))?,
     }
+    if let Some(note) = waiting(&body) {
+        print::note(note);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -53,11 +56,46 @@ fn names(body: &Value) -> Option<Vec<&str>> {
     list.iter().map(|entry| entry.as_str().or_else(|| entry["table"].as_str())).collect()
 }
 
+/// What to do about records that wait.
+fn waiting(body: &Value) -> Option<String> {
+    let held = body["held"].as_array().filter(|held| !held.is_empty())?;
+    let count = held.len() as u64 + body["held_left_out"].as_u64().unwrap_or(0);
+    let logs = body["waits_for_logs"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let shown: Vec<String> = logs
+        .iter()
+        .filter_map(|log| {
+            let (log, pod) = (log["log"].as_str()?, log["pod"].as_str());
+            Some(format!("log {log}{}", pod.map(|pod| format!(" of {pod}")).unwrap_or_default()))
+        })
+        .collect();
+    let how = match shown.is_empty() {
+        true => {
+            format!("see: sluice release --table {} --dry-run", body["table"].as_str().unwrap_or("TABLE"))
+        }
+        false => format!(
+            "which may be in {}: start its pod again with that log; where it is lost for good, see what would be given up: \
+             sluice release --log LOG --dry-run",
+            shown.join(", ")
+        ),
+    };
+    Some(format!("{count} gap(s) of its streams wait for records that are not here, {how}"))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_waits_is_told_with_what_to_do() {
+        assert_eq!(waiting(&json!({"held": []})), None);
+        let mut body = json!({"table": "a.b.c", "held": [{}], "held_left_out": 2, "waits_for_logs": []});
+        let note = waiting(&body).expect("some wait");
+        assert!(note.starts_with("3 gap(s)") && note.contains("--table a.b.c --dry-run"), "{note}");
+        body["waits_for_logs"] = json!([{"log": "l", "pod": "pod-1"}, {"log": "m", "pod": null}]);
+        assert!(waiting(&body).expect("some wait").contains("log l of pod-1, log m: start"));
+    }
 
     #[test]
     fn names_are_found() {

@@ -16,6 +16,8 @@ use sluice_autoscaler::driver::process::DRAINED_MARK;
 use sluice_gateway::{AuthMode, Gateway, GatewayConfig, certificate_files, make_self_signed, make_token_key};
 use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::{AfterDrain, LogKind, PodConfig};
+use sluice_pod::drained::LOG_RELEASED;
+use sluice_pod::table::TablesPlace;
 use sluice_shared::config::{ByteSize, Loaded, Places};
 use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::{Hangups, Hurry, OnPanic, TaskScope, Terminations};
@@ -34,6 +36,8 @@ pub(crate) const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
 pub(crate) const PODS_MAX: usize = 16;
 /// Exit status after a second signal: what is not committed is so at the next start.
 const EXIT_HURRIED: u8 = 130;
+/// Exit status of a pod that may not be in its pool, as it is now (`pod/src/app.rs`).
+const EXIT_CONFLICT: u8 = 78;
 
 /// What `sluice up` can be told on the command line.
 #[derive(Args)]
@@ -44,6 +48,9 @@ pub(crate) struct UpArgs {
     /// Where the write-ahead logs, the tables and the certificate are kept.
     #[arg(long, value_name = "DIR", default_value = "data")]
     data: PathBuf,
+    /// Where the tables are, if not below --data: a directory, or s3://BUCKET/PREFIX.
+    #[arg(long, value_name = "PLACE")]
+    tables: Option<TablesPlace>,
     /// Where producers connect [default: 127.0.0.1:7070].
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
@@ -95,6 +102,9 @@ pub(crate) struct PodArgs {
     /// Where its write-ahead log and the tables are kept, laid out as by `sluice up`.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// Where the tables are, if not below --data: a directory, or s3://BUCKET/PREFIX.
+    #[arg(long, value_name = "PLACE")]
+    tables: Option<TablesPlace>,
     #[command(flatten)]
     cluster: ClusterArgs,
     /// Another pod of the pool, as `id=host:port`. May be given more than once.
@@ -144,6 +154,7 @@ async fn prepare(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ControlFlo
     config.pod.auto_create = args.auto_create.or(auto_create_by_file).unwrap_or(true);
     config.pod.log = args.log.unwrap_or(config.pod.log);
     config.pod.accept_loss |= args.accept_loss;
+    config.pod.tables_dir = args.tables.unwrap_or_else(|| tables_below(&args.data));
     let made = Made::fill_in(&mut config.gateway, &args.data.join("gateway"));
     // Nothing is made, and no log is opened, for a process that cannot listen.
     let mut faults = Faults::new(&places, aim);
@@ -151,6 +162,7 @@ async fn prepare(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ControlFlo
     faults.gateway(&config.gateway, &made.without(&config.gateway)).await;
     faults.extend(config.pod.faults());
     faults.directory("--data", &args.data);
+    faults.tables("--tables", &config.pod.tables_dir);
     if let PodCount::Fixed(count) = args.pods {
         faults.check(check_pods(&args.data, count));
     }
@@ -175,7 +187,7 @@ async fn start_pods(data: &Path, shared: &PodConfig, count: usize) -> anyhow::Re
     for (id, (dialer, listener)) in listeners {
         forget_drain(data, &id)?;
         let memory_bytes = ByteSize(shared.memory_bytes.0 / count as u64);
-        let pod = PodConfig { memory_bytes, ..below(data, PodConfig { id, ..shared.clone() }) };
+        let pod = PodConfig { wal_dir: wal_below(data, &id), id, memory_bytes, ..shared.clone() };
         pods.push(Pod::start(pod, Listen::Pipe(listener, dialer), membership.clone()).await?);
     }
     Ok((membership, pods))
@@ -254,9 +266,13 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     config.log = args.log.unwrap_or(config.log);
     config.accept_loss |= args.accept_loss;
     if let Some(data) = &args.data {
-        config = below(data, config);
+        (config.wal_dir, config.tables_dir) = (wal_below(data, &config.id), tables_below(data));
         places.set("pod", "wal_dir", "--data".to_owned());
         places.set("pod", "tables_dir", "--data".to_owned());
+    }
+    if let Some(tables) = args.tables {
+        config.tables_dir = tables;
+        places.set("pod", "tables_dir", "--tables".to_owned());
     }
     let mut faults = Faults::new(&places, aim);
     faults.pod(&config);
@@ -271,7 +287,14 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     let scope = TaskScope::new(OnPanic::EndTask);
     let membership = cluster::join(&cluster, config.id.as_str(), peers, &scope).await?;
     let after_drain = config.after_drain;
-    let pod = Pod::start(config, Listen::Tcp, membership).await?;
+    let pod = match Pod::start(config, Listen::Tcp, membership).await {
+        // Whoever starts it again would only be told so again.
+        Err(error) if error.code == LOG_RELEASED => {
+            print::note(format_args!("error: {error}"));
+            return Ok(ExitCode::from(EXIT_CONFLICT));
+        }
+        started => started?,
+    };
     if let Some(address) = pod.address() {
         print::answer(format_args!("pod {} listens on {address}", pod.id()))?;
     }
@@ -290,7 +313,7 @@ const UP_DECIDES: [(&str, &str, &str); 5] = [
     ("pod", "id", "its pods are pod-1, pod-2, …"),
     ("pod", "listen", "its pods are reached within the process"),
     ("pod", "wal_dir", "it keeps the logs below --data"),
-    ("pod", "tables_dir", "it keeps the tables below --data"),
+    ("pod", "tables_dir", "it keeps the tables below --data, or where --tables says"),
     ("gateway", "pods", "its pods are in the process; --pods says how many"),
 ];
 
@@ -407,10 +430,14 @@ fn pod_id(number: usize) -> PodId {
     format!("pod-{number}").parse().expect("a valid pod id")
 }
 
-/// The layout below a data directory.
-fn below(data: &Path, config: PodConfig) -> PodConfig {
-    let wal_dir = data.join("pods").join(config.id.as_str()).join("wal");
-    PodConfig { wal_dir, tables_dir: data.join("tables"), ..config }
+/// A log's place below a data directory.
+fn wal_below(data: &Path, id: &PodId) -> PathBuf {
+    data.join("pods").join(id.as_str()).join("wal")
+}
+
+/// And that of the tables.
+fn tables_below(data: &Path) -> TablesPlace {
+    data.join("tables").into()
 }
 
 fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {

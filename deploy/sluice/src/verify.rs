@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
+use sluice_pod::table::TablesPlace;
 use sluice_pod::table::verify::{Report, StreamCount, Verifier};
 use sluice_shared::ids::{OffsetRange, TableName, TableVersion};
 
@@ -26,6 +27,9 @@ pub(crate) struct VerifyArgs {
     /// Where Sluice keeps its data; its tables are in `tables` below it [default: as configured, else `data`].
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// Where the tables are, if not there: a directory, or s3://BUCKET/PREFIX.
+    #[arg(long, value_name = "PLACE", conflicts_with = "data")]
+    tables: Option<TablesPlace>,
     /// The version to check [default: the newest].
     #[arg(long, value_name = "VERSION", conflicts_with = "every_version")]
     version: Option<TableVersion>,
@@ -38,12 +42,13 @@ pub(crate) struct VerifyArgs {
 }
 
 pub(crate) async fn run(config: Option<&std::path::Path>, args: VerifyArgs) -> Result<ExitCode> {
-    let tables = match &args.data {
-        Some(data) => data.join("tables"),
-        None => Config::load(config)?.config.pod.tables_dir,
+    let tables = match (&args.tables, &args.data) {
+        (Some(place), _) => place.clone(),
+        (None, Some(data)) => data.join("tables").into(),
+        (None, None) => Config::load(config)?.config.pod.tables_dir,
     };
     let mut verifier = Verifier::new(&tables, &args.table).with_context(|| {
-        format!("no tables in {}: name the directory with --data, as for `sluice up`", tables.display())
+        format!("no tables in {tables}: name the directory with --data, as for `sluice up`, or the place with --tables")
     })?;
     let newest = verifier.newest().await.with_context(|| format!("table {}", args.table))?;
     if let Some(version) = args.version.filter(|version| *version > newest) {

@@ -172,7 +172,7 @@ async fn describe_table(
     State(app): State<Arc<App>>,
     Granted { table, .. }: Granted<ToDescribe>,
 ) -> Result<Response, Refusal> {
-    Ok(json_response(app.upstream.describe_table(&table).await?))
+    Ok(json_response(app.upstream.describe_table_in_pool(&table).await?))
 }
 
 async fn create_table(

@@ -194,6 +194,38 @@ async fn a_join_takes_a_drain_back_unless_it_comes_too_late() {
 }
 
 #[tokio::test]
+async fn a_release_is_passed_on_to_a_pod_that_answers() {
+    let [one, two] = two();
+    let pool = Pool::of(&[&one, &two]).await;
+    one.kill();
+    let (status, body) = pool.ask("POST", "/v1/release?pod=pod-9&dry_run=true").await;
+    assert_eq!((status, &body["dry_run"]), (200, &json!(true)), "{body}");
+    let asked = two.see(|memory| memory.releases.clone());
+    assert_eq!((asked.len(), asked[0].pod.as_str(), asked[0].dry_run), (1, "pod-9", true));
+    let (status, body) = pool.ask("POST", "/v1/release?table=t&stream=a%230").await;
+    assert_eq!((status, &body["dry_run"]), (200, &json!(false)), "{body}");
+    assert_eq!(two.see(|memory| memory.releases[1].stream.clone()), "a#0");
+    for (query, code, words) in [
+        ("", "invalid_release", "`log`, `pod` and `table`"),
+        ("log=a&pod=b", "invalid_release", "one of"),
+        ("dry_run=perhaps&log=a", "invalid_query", "dry_run"),
+        ("lgo=a", "invalid_query", "`lgo`"),
+    ] {
+        pool.refuses(("POST", &format!("/v1/release?{query}")), (400, code), &[words]).await;
+    }
+    for (failure, status) in [
+        (Error::invalid("log_in_use", "pod pod-1 is there"), 409),
+        (Error::invalid("log_is_empty", "it was drained"), 409),
+        (Error::invalid("invalid_log", "no log id"), 400),
+        (Error::not_found("log_not_found", "never heard of"), 404),
+        (Error::unavailable("pod_unreachable", "pod pod-1 does not say"), 503),
+    ] {
+        two.tell(|memory| memory.release_failure = Some(failure.clone()));
+        pool.refuses(("POST", "/v1/release?log=l"), (status, &failure.code), &[&failure.message]).await;
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_asked_is_refused_by_name() {
     let [one, two] = two();
     let pool = Pool::of(&[&one, &two]).await;
@@ -360,7 +392,7 @@ async fn all_that_is_described_is_served_there_and_nowhere_else() {
     for (method, path, operation) in &described {
         let there = path.replace("{pod}", "pod-2");
         let (status, body) = get(pool.admin, method, &there).await;
-        let needs_more = path == "/v1/explain";
+        let needs_more = ["/v1/explain", "/v1/release"].contains(&path.as_str());
         assert_eq!(
             status,
             if needs_more {

@@ -70,6 +70,8 @@ pub(crate) struct Memory {
     pub(crate) status: Option<proto::PodStatus>,
     /// What it answers a join with.
     pub(crate) join_failure: Option<Error>,
+    pub(crate) releases: Vec<proto::ReleaseRequest>,
+    pub(crate) release_failure: Option<Error>,
     calls: Vec<Answers>,
 }
 
@@ -341,6 +343,33 @@ impl Pod for FakePod {
         &self,
         _: Request<proto::WatermarksRequest>,
     ) -> Result<Response<proto::WatermarksResponse>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn release(
+        &self,
+        request: Request<proto::ReleaseRequest>,
+    ) -> Result<Response<proto::ReleaseResponse>, Status> {
+        let request = request.into_inner();
+        if let Some(failure) = self.see(|memory| memory.release_failure.clone()) {
+            return Err(failure.into());
+        }
+        let report = format!("{{\"dry_run\":{}}}", request.dry_run).into();
+        self.tell(|memory| memory.releases.push(request));
+        Ok(Response::new(proto::ReleaseResponse { report }))
+    }
+
+    async fn holdings(
+        &self,
+        _: Request<proto::HoldingsRequest>,
+    ) -> Result<Response<proto::HoldingsResponse>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn drop_stranded(
+        &self,
+        _: Request<proto::DropStrandedRequest>,
+    ) -> Result<Response<proto::DropStrandedResponse>, Status> {
         Err(Status::unimplemented("not asked by gateways"))
     }
 }

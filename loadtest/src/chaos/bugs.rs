@@ -27,6 +27,7 @@ use crate::workload::Shape;
 
 const PODS: usize = 2;
 const STREAMS: usize = 6;
+const ROWS_MAX: usize = 16;
 /// Before and after something happens: some flushes.
 const WHILE: Duration = Duration::from_millis(1_200);
 /// For all records to come into the table; with a bug, some never do.
@@ -89,7 +90,8 @@ pub async fn run(sluice: &Path, dir: &Path, bug: Bug, is_planted: bool) -> anyho
         let encoding = [Encoding::Json, Encoding::Arrow][number % 2];
         let (kind, urls, stop) = (Kind::Named(encoding), pool.urls(0), Arc::clone(&stop));
         let (seed, history) = (number as u64, pool.history_dir(&table));
-        let producer = Producer { number, table: table.clone(), kind, urls, history, seed, stop };
+        let producer =
+            Producer { number, table: table.clone(), kind, urls, rows_max: ROWS_MAX, history, seed, stop };
         let (done, patience) = (done.clone(), if is_planted { PATIENCE } else { PATIENCE_WITHOUT });
         scope.spawn("producer", async move {
             let _ = done.send(producer.run(patience).await).await; // the test may have failed already

@@ -25,8 +25,6 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use crate::history::Notebook;
 use crate::workload::{self, Shape};
 
-/// Records of one send, at most.
-const SEND_ROWS_MAX: usize = 16;
 /// Between two sends, at most.
 const PAUSE_MS_MAX: u64 = 70;
 /// A producer that vanishes does so within this.
@@ -62,6 +60,8 @@ pub(crate) struct Producer {
     pub(crate) kind: Kind,
     /// Gateways, joined by commas.
     pub(crate) urls: String,
+    /// Records of one send, at most.
+    pub(crate) rows_max: usize,
     /// Its notes go into files in this directory.
     pub(crate) history: PathBuf,
     pub(crate) seed: u64,
@@ -198,7 +198,7 @@ impl Work {
     async fn send(&mut self, stream: &mut Stream, encoding: Encoding) -> anyhow::Result<()> {
         let first = self.told.notes[0].sent.len() as u64;
         let offsets = if encoding == Encoding::Arrow {
-            let rows = self.random.random_range(1..=SEND_ROWS_MAX);
+            let rows = self.random.random_range(1..=self.producer.rows_max);
             let batch = Shape::ServiceEvent.batch(first, rows, &mut self.random);
             self.told.notes[0].sent(&workload::row_hashes(&batch)?)?;
             stream.send_batch(batch).await?
@@ -213,7 +213,7 @@ impl Work {
 
     /// Records, noted in the `of`-th notes, some with one among them that is refused.
     fn lines(&mut self, of: usize) -> anyhow::Result<Bytes> {
-        let rows = self.random.random_range(1..=SEND_ROWS_MAX);
+        let rows = self.random.random_range(1..=self.producer.rows_max);
         let notes = &mut self.told.notes[of];
         let batch = Shape::ServiceEvent.batch(notes.sent.len() as u64, rows, &mut self.random);
         notes.sent(&workload::row_hashes(&batch)?)?;

@@ -161,6 +161,27 @@ impl Pod for Service {
     ) -> Result<Response<proto::WatermarksResponse>, Status> {
         Err(not_here())
     }
+
+    async fn release(
+        &self,
+        _: Request<proto::ReleaseRequest>,
+    ) -> Result<Response<proto::ReleaseResponse>, Status> {
+        Err(not_here())
+    }
+
+    async fn holdings(
+        &self,
+        _: Request<proto::HoldingsRequest>,
+    ) -> Result<Response<proto::HoldingsResponse>, Status> {
+        Err(not_here())
+    }
+
+    async fn drop_stranded(
+        &self,
+        _: Request<proto::DropStrandedRequest>,
+    ) -> Result<Response<proto::DropStrandedResponse>, Status> {
+        Err(not_here())
+    }
 }
 
 fn not_here() -> Status {

@@ -48,8 +48,9 @@ async fn fence(
     let cannot_ask = |why: String| {
         let message = format!(
             "stream {stream}: the log of pod {} may hold records of it, and the pod cannot be asked ({why}); start it \
-             again, or wait until its log is taken over where that is in the tables' store",
-            log.pod
+             again, or wait until its log is taken over where that is in the tables' store; where it is lost for good, give its \
+             records up: sluice release --log {}",
+            log.pod, log.log.0
         );
         Error::unavailable("log_unreachable", message)
     };

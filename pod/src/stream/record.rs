@@ -7,6 +7,7 @@
 //! *Owns*: the record, and changing it by compare-and-swap.
 //! *Does not own*: fencing the logs that it names (`service`).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::TryStreamExt;
@@ -296,6 +297,53 @@ impl Records {
     }
 }
 
+/// The records of a table's streams that name one of these logs, and how many streams were looked at: at most so many.
+///
+/// # Errors
+/// `Unavailable` where the storage fails.
+pub async fn naming(
+    (store, root): (Arc<dyn ObjectStore>, Path),
+    logs: &BTreeSet<LogId>,
+    most: usize,
+) -> Result<(Vec<StreamRecord>, usize), Error> {
+    let folder = root.join("_sluice").join("streams");
+    let failed = |error: object_store::Error| {
+        Error::unavailable(
+            "stream_record",
+            format!("cannot look through the stream records in /{folder}: {error}"),
+        )
+    };
+    let mut newest: BTreeMap<String, Path> = BTreeMap::new();
+    let mut listed = store.list(Some(&folder));
+    while let Some(object) = listed.try_next().await.map_err(failed)? {
+        let path = object.location;
+        let Some(stream) = path.prefix_match(&folder).and_then(|mut parts| parts.next()) else { continue };
+        let stream = stream.as_ref().to_owned();
+        let is_new = !newest.contains_key(&stream);
+        if is_new && newest.len() == most {
+            continue;
+        }
+        // Numbers have leading zeros: names rise as they do.
+        let there = newest.entry(stream).or_insert_with(|| path.clone());
+        if *there < path {
+            *there = path;
+        }
+    }
+    let mut records = Vec::new();
+    for path in newest.values() {
+        let read = async { store.get(path).await?.bytes().await };
+        let bytes = match read.await {
+            Ok(bytes) => bytes,
+            // A newer version has just taken its place: somebody uses the stream.
+            Err(object_store::Error::NotFound { .. }) => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        let record = serde_json::from_slice::<StreamRecord>(&bytes).ok();
+        records.extend(record.filter(|record| record.logs.iter().any(|entry| logs.contains(&entry.log))));
+    }
+    Ok((records, newest.len()))
+}
+
 /// What a new session expects of its stream.
 #[derive(Debug, Clone, Default)]
 pub struct SessionTerms {
@@ -432,6 +480,30 @@ mod tests {
         assert_eq!((second.session, second.logs), (SessionId(2), vec![a, b.clone()]));
         let error = records.join_session(first.session, &b, &terms(1)).await.expect_err("older");
         assert_eq!(error.kind, ErrorKind::Fenced);
+    }
+
+    #[tokio::test]
+    async fn streams_that_name_a_log_are_found_by_their_newest_record() {
+        let store = Arc::new(InMemory::new());
+        let (a, b) = (log("a"), log("b"));
+        let named = |name: &str| {
+            Records::new((Arc::clone(&store) as _, Path::from("t")), name.parse().expect("valid"))
+        };
+        for name in ["one", "two"] {
+            named(name).begin_session(&a, &terms(1)).await.expect("begun");
+        }
+        let moved = named("two").begin_session(&b, &terms(2)).await.expect("begun");
+        named("two").keep_only(&moved, &b).await.expect("changed");
+        let found = async |log: &LogEntry, most| {
+            let (records, looked) =
+                naming((Arc::clone(&store) as _, Path::from("t")), &[log.log].into(), most)
+                    .await
+                    .expect("read");
+            (records.iter().map(|record| record.name.to_string()).collect::<Vec<_>>(), looked)
+        };
+        assert_eq!(found(&a, 10).await, (vec!["one".to_owned()], 2));
+        assert_eq!(found(&b, 10).await, (vec!["two".to_owned()], 2));
+        assert_eq!(found(&a, 1).await.1, 1, "no more than asked for");
     }
 
     #[tokio::test]

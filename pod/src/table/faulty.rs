@@ -5,11 +5,11 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt, TryStreamExt};
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
@@ -24,7 +24,7 @@ const VERSIONS: &str = "_delta_log";
 /// A store that does what it is told at the points of stores.
 #[derive(Debug)]
 pub(super) struct FaultyStore {
-    store: LocalFileSystem,
+    store: Arc<dyn ObjectStore>,
 }
 
 /// What a store's operation has to do besides.
@@ -37,7 +37,7 @@ enum Lie {
 
 impl FaultyStore {
     /// As `store`, until there are faults.
-    pub(super) fn new(store: LocalFileSystem) -> Self {
+    pub(super) fn new(store: Arc<dyn ObjectStore>) -> Self {
         Self { store }
     }
 }

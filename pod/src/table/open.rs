@@ -18,9 +18,11 @@ use tokio::time::Instant;
 
 use super::TablesConfig;
 use super::batch::Batch;
+use super::held::{HeldRange, Holding};
 use super::home::{CommitRequest, HomeConfig, HomeError, HomeHandle, View};
 use super::round::Entry;
 use super::route::{Known, Marks, News, Route};
+use super::stranded::Stranded;
 use super::task::TableTask;
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal};
@@ -72,7 +74,11 @@ pub(super) struct Waiting {
     pub(super) since: Option<Instant>,
     /// What waits is to be flushed now.
     pub(super) hurried: bool,
-    pub(super) drains: Vec<oneshot::Sender<()>>,
+    /// Batches that were ever offered, and those of them that were taken for a flush.
+    pub(super) offered: u64,
+    pub(super) taken: u64,
+    /// Who waits until as many as these have been taken, and settled.
+    pub(super) drains: Vec<(u64, oneshot::Sender<()>)>,
     /// The task is gone: nothing is taken any more.
     pub(super) ended: bool,
 }
@@ -84,8 +90,6 @@ pub struct Counts {
     pub held_runs: AtomicU64,
     /// Records set aside in `<table>__rejected`, those that were refused included.
     pub set_aside: AtomicU64,
-    /// Log entries that a stopped table keeps.
-    pub stranded: AtomicU64,
     /// Batches that were read back from the log.
     pub read_back: AtomicU64,
     /// When the oldest batch in work was sealed; 0 where there is none.
@@ -108,6 +112,10 @@ pub struct OpenTable {
     pub(super) waiting: Mutex<Waiting>,
     pub(super) wake: Notify,
     pub(super) followers: Mutex<HashMap<StreamId, Arc<StreamProgress>>>,
+    /// What the last flush left held.
+    pub(super) held: Mutex<Arc<Vec<HeldRange>>>,
+    /// Where entries go that are not written any more.
+    pub(super) stranded: Arc<Stranded>,
     pub(super) stopped: OnceLock<Error>,
     /// Why the flush in work did not come through so far.
     pub(super) failing: Mutex<Option<String>>,
@@ -125,10 +133,10 @@ impl OpenTable {
     pub(super) async fn start(
         home_config: HomeConfig,
         config: TablesConfig,
-        wal: Wal,
-        budget: Arc<Budget>,
+        shared: (Arc<Budget>, Arc<Stranded>),
         scope: &TaskScope,
     ) -> Result<Arc<Self>, HomeError> {
+        let ((budget, stranded), wal) = (shared, home_config.wal.clone());
         let home = HomeHandle::start(home_config.clone(), scope).await?;
         let table = Arc::new(Self {
             name: home_config.name.clone(),
@@ -144,6 +152,8 @@ impl OpenTable {
             waiting: Mutex::default(),
             wake: Notify::new(),
             followers: Mutex::default(),
+            held: Mutex::default(),
+            stranded,
             stopped: OnceLock::new(),
             failing: Mutex::default(),
         });
@@ -238,12 +248,12 @@ impl OpenTable {
         let rows = self.budget.take(bytes).map(|permit| (batch, Some(permit)));
         let mut waiting = lock(&self.waiting);
         if waiting.ended {
-            // Dropped, not released: the log keeps it.
-            self.counts.stranded.fetch_add(1, Ordering::Relaxed);
-            return;
+            drop(waiting);
+            return self.strand(durable);
         }
         waiting.entries.push_back(Entry { durable, rows, bytes, sealed_us, open: None });
         waiting.bytes += bytes;
+        waiting.offered += 1;
         let is_first = waiting.since.is_none();
         waiting.since.get_or_insert_with(Instant::now);
         let is_due = waiting.bytes >= self.config.target_file_bytes;
@@ -251,6 +261,11 @@ impl OpenTable {
         if is_first || is_due {
             self.wake.notify_one();
         }
+    }
+
+    /// Leaves an entry to the log: it is not released.
+    pub(super) fn strand(&self, durable: Durable) {
+        self.stranded.add(&self.name, self.known().shape.id.clone(), durable);
     }
 
     /// The streams of a batch from the old life's log are taken for ended until they are opened again.
@@ -294,7 +309,7 @@ impl OpenTable {
         self.wake.notify_one();
     }
 
-    /// Resolves when all that was offered is settled, held runs excepted.
+    /// Resolves when all that was offered by now is settled, held runs excepted.
     pub(super) async fn drain(&self) {
         let (drained, done) = oneshot::channel();
         {
@@ -302,11 +317,26 @@ impl OpenTable {
             if waiting.ended {
                 return;
             }
-            waiting.drains.push(drained);
+            let offered = waiting.offered;
+            waiting.drains.push((offered, drained));
         }
         self.wake.notify_one();
         // The task answers, or has ended.
         let _ = done.await;
+    }
+
+    /// What this pod has of the table that is not in it.
+    pub(super) fn holding(&self) -> Holding {
+        let id = self.known().shape.id.clone();
+        let (stranded, gone) = self.stranded.count(&self.name, Some(&id));
+        Holding {
+            table: self.name.clone(),
+            id,
+            held: Vec::clone(&*lock(&self.held)),
+            stranded,
+            gone,
+            lag_ms: u64::try_from(self.lag().as_millis()).unwrap_or(u64::MAX),
+        }
     }
 
     /// Age of the oldest batch that is not committed.

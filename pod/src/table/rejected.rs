@@ -1,5 +1,5 @@
 //! Records that may not enter their table: they are set aside, by name, in `<table>__rejected`. So are those that were
-//! refused, where the table keeps them (`sluice.on_invalid = quarantine`).
+//! refused, where the table keeps them (`sluice.on_invalid = quarantine`), and those that an operator gave up (`give_up`).
 //!
 //! *Owns*: that table's columns, the form of a record there, how it is appended to.
 //! *Does not own*: which records are set aside (`watermark`, `parquet`).
@@ -25,6 +25,8 @@ use super::parquet::{EncodeError, encode_rows, run_slices};
 
 /// What a table's name gets for its rejected records.
 pub const SUFFIX: &str = "__rejected";
+/// Why a record stands there that an operator has given up.
+const RELEASED: &str = "released";
 /// Conflicts in a row before the caller has to come again.
 const CONFLICTS_MAX: u32 = 100;
 
@@ -82,8 +84,10 @@ struct Reject {
     offset: u64,
     session: SessionId,
     reason: &'static str,
-    /// Of a record that was refused.
-    refused: Option<(Reason, Box<[u8]>)>,
+    /// Of a record that was refused, or given up.
+    refused: Option<Reason>,
+    /// As it was sent, where that is known.
+    raw: Option<Box<[u8]>>,
     /// As JSON, or as it was sent where that is text.
     record: Option<String>,
 }
@@ -112,6 +116,7 @@ impl Rejects {
             session: run_of.session,
             reason: cause.as_str(),
             refused: None,
+            raw: None,
             record: Some(record),
         }));
         Ok(())
@@ -126,9 +131,24 @@ impl Rejects {
             offset: refusal.offset,
             session: run.session,
             reason: refusal.reason.code,
-            refused: Some((refusal.reason.clone(), raw.into())),
+            refused: Some(refusal.reason.clone()),
+            raw: Some(raw.into()),
             record,
         });
+    }
+
+    /// Takes offsets whose records are given up: nobody has them any more.
+    pub fn release(&mut self, stream: &StreamId, session: SessionId, offsets: OffsetRange, why: &str) {
+        let reason = Reason { code: RELEASED, column: None, message: why.to_owned() };
+        self.records.extend((offsets.start..offsets.end).map(|offset| Reject {
+            stream: stream.clone(),
+            offset,
+            session,
+            reason: RELEASED,
+            refused: Some(reason.clone()),
+            raw: None,
+            record: None,
+        }));
     }
 
     /// How many.
@@ -169,11 +189,11 @@ impl Rejects {
             "_offset" => numbers(|reject| reject.offset),
             "_session" => numbers(|reject| reject.session.0),
             "reason" => texts(|reject| Some(reject.reason)),
-            "field" => texts(|reject| reject.refused.as_ref()?.0.column.as_deref()),
-            "message" => texts(|reject| Some(&reject.refused.as_ref()?.0.message)),
+            "field" => texts(|reject| reject.refused.as_ref()?.column.as_deref()),
+            "message" => texts(|reject| Some(&reject.refused.as_ref()?.message)),
             "record" => texts(|reject| reject.record.as_deref()),
             "raw" => {
-                let raw = records.iter().map(|reject| Some(&*reject.refused.as_ref()?.1));
+                let raw = records.iter().map(|reject| reject.raw.as_deref());
                 Arc::new(raw.collect::<BinaryArray>())
             }
             _ => arrow::array::new_null_array(column.data_type(), records.len()),
@@ -234,7 +254,12 @@ pub async fn append(
     if !delta.exists(directory).await? {
         let properties = BTreeMap::from([("sluice.system_columns".to_owned(), "false".to_owned())]);
         let spec = TableSpec { schema: Arc::new(schema()), partition_columns: Vec::new(), properties };
-        delta.create(directory, &schema(), &spec).await?;
+        // Another one may be faster.
+        if let Err(error) = delta.create(directory, &schema(), &spec).await
+            && !delta.exists(directory).await?
+        {
+            return Err(error.into());
+        }
     }
     let mut version = delta.load(directory).await?;
     for tries in 1..=CONFLICTS_MAX {

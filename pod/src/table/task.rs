@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::batch::{Batch, BatchError};
 use super::delta::{DataFile, DeltaError, Shape};
+use super::held::{self, HeldRange};
 use super::home::{CommitRequest, HomeError, Outcome, View};
 use super::open::{OpenTable, lock};
 use super::parquet::{EncodeError, Encoded, encode};
@@ -31,6 +32,8 @@ use crate::wal::WalError;
 
 /// With held runs the table is read anew at least so often (DESIGN section 11 rule 10).
 const HELD_RELOAD: Duration = Duration::from_secs(1);
+/// Runs that have been held for so long are told of, and as long as they are, so often.
+const HELD_TOLD: Duration = Duration::from_secs(60);
 /// Streams that one question to another home is about at most.
 const ASKED_MAX: usize = 1000;
 /// Answers in a row by which something has to be judged anew, after which a flush pauses: each time some other pod has
@@ -81,6 +84,8 @@ pub(super) struct TableTask {
     table: Arc<OpenTable>,
     /// Entries with runs that wait for their predecessors, without their rows.
     held: Vec<Entry>,
+    /// Since when there have been some, or when that was last told.
+    held_since: Option<Instant>,
     /// When the table was last read anew for them.
     reloaded: Instant,
     /// When another home was last asked how far streams are.
@@ -104,6 +109,7 @@ impl TableTask {
         Self {
             table: Arc::clone(table),
             held: Vec::new(),
+            held_since: None,
             reloaded: Instant::now(),
             asked_at: Instant::now(),
             views: table.home.views(),
@@ -311,6 +317,7 @@ impl TableTask {
             taken.push(entry);
         }
         waiting.bytes -= bytes;
+        waiting.taken += taken.len() as u64;
         waiting.since = waiting.entries.front().map(|_| Instant::now());
         if let Some(oldest) = taken.iter().chain(&self.held).map(|entry| entry.sealed_us).min() {
             let oldest = u64::try_from(oldest).unwrap_or(0);
@@ -356,7 +363,25 @@ impl TableTask {
         self.table.counts.oldest_us.store(u64::try_from(oldest).unwrap_or(0), Ordering::Relaxed);
         let held: usize = at_hand.iter().filter_map(|entry| entry.open.as_ref()).map(Vec::len).sum();
         self.table.counts.held_runs.store(held as u64, Ordering::Relaxed);
+        if held > 0 || !lock(&self.table.held).is_empty() {
+            *lock(&self.table.held) = Arc::new(held_ranges(&at_hand));
+        }
         self.held = at_hand;
+        self.tell_held(held);
+    }
+
+    /// A handoff is over in a moment. What waits for longer may do so for ever.
+    fn tell_held(&mut self, runs: usize) {
+        let since = *self.held_since.get_or_insert_with(Instant::now);
+        if runs == 0 {
+            self.held_since = None;
+        } else if since.elapsed() >= HELD_TOLD {
+            self.held_since = Some(Instant::now());
+            let table = &self.table.name;
+            tracing::warn!(%table, runs,
+                "runs wait for records that are in the log of a pod that is not there: `sluice tables` says which; where \
+                 that log is lost for good, `sluice release` gives them up");
+        }
     }
 
     /// Whether what has been learned meanwhile makes some run at hand eligible: nobody would be told of it again.
@@ -543,18 +568,19 @@ impl TableTask {
             let runs: Vec<_> =
                 runs.iter().map(|(_, key)| format!("{} {}..{}", key.stream, key.start, key.end)).collect();
             tracing::error!(%table, %wal_position, ?runs, "batch not committed: it stays in the log");
-            self.table.counts.stranded.fetch_add(1, Ordering::Relaxed);
+            self.table.strand(entry.durable);
         }
     }
 
     async fn answer_drains(&mut self) {
-        let drains = {
+        let drains: Vec<_> = {
             let mut waiting = lock(&self.table.waiting);
-            if !waiting.entries.is_empty() || waiting.drains.is_empty() {
-                return;
-            }
-            std::mem::take(&mut waiting.drains)
+            let taken = waiting.taken;
+            waiting.drains.extract_if(.., |(offered, _)| *offered <= taken).collect()
         };
+        if drains.is_empty() {
+            return;
+        }
         if !self.held.is_empty() {
             self.reload().await;
         }
@@ -563,11 +589,20 @@ impl TableTask {
             let (first, end) = (key.start, key.end);
             tracing::warn!(%table, %stream, first, end, "run held at the drain: its predecessors are missing");
         }
-        for drained in drains {
+        for (_, drained) in drains {
             // Whoever waited may have given up.
             let _ = drained.send(());
         }
     }
+}
+
+/// Held runs, as others are to see them.
+fn held_ranges(at_hand: &[Entry]) -> Vec<HeldRange> {
+    let runs = at_hand.iter().flat_map(|entry| {
+        let open = entry.open.iter().flatten();
+        open.map(|(_, run)| (run, entry.sealed_us))
+    });
+    held::ranges(runs)
 }
 
 /// The last moment that is not later than an interval after `since` and lies before a round; where there is none, the

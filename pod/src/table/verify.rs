@@ -14,17 +14,17 @@ use arrow::array::{ArrayRef, AsArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Int64Type};
 use arrow::error::ArrowError;
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
+use sluice_shared::error::Error;
 use sluice_shared::ids::{OffsetRange, StreamId, TableName, TableVersion};
 use sluice_shared::table::properties::{ON_INVALID, QUARANTINE};
 
 use super::delta::live::{LiveFile, Reading};
 use super::delta::{Delta, DeltaError};
 use super::home::map_path;
-use super::rejected;
 use super::watermark::{MapError, WatermarkMap};
+use super::{Storage, TablesPlace, rejected};
 
 /// By which a row says whose it is; rejected records have them too.
 const COLUMNS: [&str; 2] = ["_stream", "_offset"];
@@ -180,14 +180,14 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Of the table `name` below the directory `root`. Must be called in a multi-threaded runtime.
+    /// Of the table `name` in this place. Must be called in a multi-threaded runtime.
     ///
     /// # Errors
-    /// Where there is no such directory.
-    pub fn new(root: &std::path::Path, name: &TableName) -> std::io::Result<Self> {
-        let root = Path::from_absolute_path(root.canonicalize()?).map_err(std::io::Error::other)?;
+    /// Where there is no such place.
+    pub fn new(place: &TablesPlace, name: &TableName) -> Result<Self, Error> {
+        let Storage { stores, root, .. } = Storage::there(place)?;
         let parts = |name: &str| name.split('.').fold(root.clone(), Path::join);
-        let store: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new());
+        let store = stores.tables;
         Ok(Self {
             delta: Delta::new(Arc::clone(&store)),
             store,

@@ -228,6 +228,11 @@ impl<'a> Working<'a> {
         true
     }
 
+    /// One more than the stream's last offset, with what was taken; 0 if there is none.
+    pub fn next(&self, stream: &StreamId) -> u64 {
+        self.changed.get(stream).map_or_else(|| self.map.next(stream), |mark| mark.next)
+    }
+
     /// The streams that have come further.
     pub fn into_changes(self) -> HashMap<StreamId, Mark> {
         self.changed

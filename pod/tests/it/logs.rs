@@ -21,7 +21,7 @@ async fn start(data: &Path, log: LogKind, flush_interval_ms: u64) -> Result<Pod,
         listen: "127.0.0.1:0".to_owned(),
         log,
         wal_dir: data.join("wal"),
-        tables_dir: data.join("tables"),
+        tables_dir: data.join("tables").into(),
         flush_interval_ms,
         ..PodConfig::default()
     };

@@ -29,7 +29,7 @@ pub(crate) async fn start(data: &Path) -> (Pod, PodClient<Channel>) {
     let config = PodConfig {
         listen: "127.0.0.1:0".to_owned(),
         wal_dir: data.join("wal"),
-        tables_dir: data.join("tables"),
+        tables_dir: data.join("tables").into(),
         auto_create: true,
         flush_interval_ms: 20,
         ..PodConfig::default()
@@ -159,7 +159,7 @@ impl Call {
 
 /// How many rows the table has, by the pod's own count.
 pub(crate) async fn rows(client: &PodClient<Channel>) -> u64 {
-    let request = proto::DescribeTableRequest { table: "t".to_owned() };
+    let request = proto::DescribeTableRequest { table: "t".to_owned(), whole_pool: false };
     let description = client.clone().describe_table(request).await.expect("there").into_inner().description;
     let description: BTreeMap<String, serde_json::Value> =
         serde_json::from_slice(&description).expect("JSON");

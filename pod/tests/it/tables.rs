@@ -21,7 +21,7 @@ use rand::{RngExt, SeedableRng};
 use sluice_pod::pool::Pool;
 use sluice_pod::stream::progress::StreamProgress;
 use sluice_pod::table::batch::{Batch, Reason, Refusal, Run};
-use sluice_pod::table::{Clock, Table, Tables, TablesConfig};
+use sluice_pod::table::{Clock, Storage, Stores, Table, Tables, TablesConfig};
 use sluice_pod::wal::{Replay, Wal, WalConfig};
 use sluice_shared::error::ErrorKind;
 use sluice_shared::ids::{OffsetRange, SessionId, StreamId, TableName};
@@ -33,9 +33,15 @@ mod adopt;
 mod forget;
 mod homes;
 mod quarantine;
+mod release;
 
 /// How long a test waits for what must happen.
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Where tables below a directory are kept.
+fn kept(root: &Path) -> Storage {
+    Storage::at(&Stores::disk(), &root.to_owned().into()).expect("a directory")
+}
 
 struct Pod {
     tables: Tables,
@@ -74,9 +80,13 @@ impl Pod {
             accept_loss: false,
         };
         let (wal, replay) = Wal::open(wal, Box::new(|_| {})).expect("a whole log");
+        (Self::on_wal(root, wal, change), replay)
+    }
+
+    fn on_wal(root: &Path, wal: Wal, change: impl FnOnce(&mut TablesConfig)) -> Self {
         let scope = TaskScope::new(OnPanic::EndProcess);
         let mut config = TablesConfig {
-            root: root.to_owned(),
+            root: root.to_owned().into(),
             pod: "pod-1".parse().expect("valid"),
             pool: Pool::alone("pod-1".parse().expect("valid")),
             flush_interval: Duration::from_millis(2),
@@ -88,7 +98,7 @@ impl Pod {
         };
         change(&mut config);
         let tables = Tables::new(config, wal.clone(), scope.clone()).expect("a new root");
-        (Self { tables, wal, scope, root: root.to_owned(), _log: None }, replay)
+        Self { tables, wal, scope, root: root.to_owned(), _log: None }
     }
 
     async fn create(&self, columns: Vec<Field>, partition_columns: &[&str]) -> Table {
@@ -577,7 +587,7 @@ async fn a_dropped_table_takes_nothing_and_its_runs_never_enter_a_new_one() {
     assert_ne!(fresh.id(), table.id());
     pod.replay(batch(&table, vec![run(&s, 1, 0, 10)])).await;
     pod.drain().await;
-    assert_eq!(pod.tables.stranded(), 1);
+    assert_eq!(pod.tables.stranded(), 2, "what waited for the old one, and what was replayed");
     assert_eq!(fresh.watermark(&s).await.expect("read").next, 0);
     assert!(pod.reader().check_prefixes().is_empty());
     pod.stop().await;

@@ -42,7 +42,7 @@ async fn until_sealed(pool: &Pool, sealed: usize) {
 }
 
 /// Says of a named stream where it goes on, once that can be said.
-async fn next_offset(pool: &Pool, name: &str) -> u64 {
+pub(crate) async fn next_offset(pool: &Pool, name: &str) -> u64 {
     let url = format!("{}/v1/tables/t/stream?name={name}", pool.url);
     let opened = async || {
         let (mut socket, _) = Box::pin(tokio_tungstenite::connect_async(&url)).await.ok()?;
@@ -55,7 +55,7 @@ async fn next_offset(pool: &Pool, name: &str) -> u64 {
 }
 
 /// Sends records to a named stream, and answers when all are durable.
-async fn send_named(pool: &Pool, name: &str, records: u64) -> Producer {
+pub(crate) async fn send_named(pool: &Pool, name: &str, records: u64) -> Producer {
     let url = format!("{}/v1/tables/t/stream?name={name}", pool.url);
     let (mut socket, _) = Box::pin(tokio_tungstenite::connect_async(url)).await.expect("connects");
     let mut producer = None;

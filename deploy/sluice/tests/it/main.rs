@@ -32,3 +32,4 @@ mod process;
 mod signals;
 mod pool;
 mod adopt;
+mod release;

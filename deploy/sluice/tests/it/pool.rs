@@ -36,7 +36,7 @@ pub(crate) struct Pool {
     /// `http://…`.
     admin: String,
     /// The first pod's address, by which the others find the pool: a host name and a port.
-    seed: String,
+    pub(crate) seed: String,
     pub(crate) dir: TempDir,
 }
 
@@ -91,13 +91,13 @@ impl Pool {
     }
 
     /// What `sluice` with these arguments prints when all is well.
-    fn say(&self, args: &[&str]) -> String {
+    pub(crate) fn say(&self, args: &[&str]) -> String {
         let (status, said, complained) = self.run(args);
         assert_eq!((status, complained.as_str()), (0, ""), "{args:?}: {said}");
         said
     }
 
-    fn refuse(&self, args: &[&str], words: &[&str]) {
+    pub(crate) fn refuse(&self, args: &[&str], words: &[&str]) {
         let (status, said, complained) = self.run(args);
         assert_eq!((status, said.as_str()), (2, ""), "{args:?}: {complained}");
         words.iter().for_each(|word| assert!(complained.contains(word), "{args:?}: {complained}"));
@@ -158,7 +158,7 @@ impl Pool {
     }
 }
 
-fn command(args: &[&str]) -> Command {
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
     command.args(args);
     command

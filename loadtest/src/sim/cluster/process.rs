@@ -149,7 +149,7 @@ impl Surroundings {
         Ok(PodConfig {
             id: name.parse()?,
             wal_dir: self.dir.join("pods").join(name),
-            tables_dir: self.dir.join("tables"),
+            tables_dir: self.dir.join("tables").into(),
             auto_create: true,
             lanes: 2,
             segment_bytes: ByteSize::mib(1),

@@ -1,8 +1,7 @@
 //! Logs in the tables' store, whose pods are gone: pods of this process over one root take them over.
 
 use bytes::Bytes;
-use sluice_pod::adopt::Adopter;
-use sluice_pod::table::{Storage, Stores};
+use sluice_pod::adopt::{Adopter, Adoptions};
 use sluice_pod::wal::{LogStore, ObjectLogConfig, SealedLog};
 use sluice_shared::ids::{LogId, PodId};
 use sluice_shared::membership::Membership;
@@ -15,11 +14,11 @@ fn id(name: &str) -> PodId {
 }
 
 fn logs(root: &Path) -> LogStore {
-    Storage::below(&Stores::disk(), root).expect("there").logs()
+    kept(root).logs()
 }
 
 /// The log of a pod that dies: what is written to it never gets to a table.
-async fn begin(root: &Path, owner: &str) -> Wal {
+pub(super) async fn begin(root: &Path, owner: &str) -> Wal {
     let config = ObjectLogConfig {
         owner: id(owner),
         interval: Duration::from_millis(1),
@@ -30,7 +29,7 @@ async fn begin(root: &Path, owner: &str) -> Wal {
     Wal::begin(&logs(root), config, Box::new(|_| {})).await.expect("begun")
 }
 
-async fn write(wal: &Wal, batch: Batch) {
+pub(super) async fn write(wal: &Wal, batch: Batch) {
     let (answer, durable) = tokio::sync::oneshot::channel();
     let then = Box::new(move |durable| drop(answer.send(durable)));
     wal.append(wal.slot().await, batch.encode().expect("encodes"), then).expect("small");
@@ -38,7 +37,8 @@ async fn write(wal: &Wal, batch: Batch) {
 }
 
 /// A pod that sees nobody else, and looks for logs.
-fn adopts(pod: &Pod, name: &str, after: Duration) {
+pub(super) fn adopts(pod: &Pod, name: &str, after: Duration) -> Adoptions {
+    let adoptions = Adoptions::default();
     let adopter = Adopter {
         logs: logs(&pod.root),
         pod: id(name),
@@ -51,11 +51,13 @@ fn adopts(pod: &Pod, name: &str, after: Duration) {
         tables: pod.tables.clone(),
         scope: pod.scope.clone(),
         after,
+        adoptions: adoptions.clone(),
     };
     pod.scope.spawn("adopter", adopter.run());
+    adoptions
 }
 
-async fn holds_nothing(pod: &Pod, log: LogId) {
+pub(super) async fn holds_nothing(pod: &Pod, log: LogId) {
     let noted = async {
         while !pod.tables.drained_logs().holds_nothing(log).await.expect("read") {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -66,7 +68,7 @@ async fn holds_nothing(pod: &Pod, log: LogId) {
 
 /// What is left of a log, once its note is there and it is deleted. Another pod that has read it too may look as if it
 /// began its deletion anew for a moment: it says again up to where, and takes that back.
-async fn left(root: &Path, log: LogId) -> Vec<String> {
+pub(super) async fn left(root: &Path, log: LogId) -> Vec<String> {
     let folder = root.join("_sluice/wal").join(log.0.to_string());
     let names = || {
         let entries = std::fs::read_dir(&folder).expect("a folder");

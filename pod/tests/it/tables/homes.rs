@@ -4,6 +4,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
+use sluice_pod::adopt::Adoptions;
+use sluice_pod::release::Releaser;
+use sluice_pod::stream::record::LogEntry;
 use sluice_pod::table::watermark::WatermarkMap;
 use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::Phase;
@@ -34,8 +37,9 @@ enum Fault {
 
 /// A pod's service as far as other pods' homes need it.
 #[derive(Clone)]
-struct Served {
+pub(super) struct Served {
     tables: Tables,
+    pub(super) releaser: Releaser,
     faults: Arc<Mutex<Vec<Fault>>>,
     /// Answers nothing any more, not even that it lives.
     hangs: Arc<AtomicBool>,
@@ -139,6 +143,29 @@ impl proto::pod_server::Pod for Served {
         self.hang_if_so().await;
         Ok(Response::new(self.tables.watermarks_for(request.into_inner()).await?))
     }
+
+    async fn release(
+        &self,
+        _: Request<proto::ReleaseRequest>,
+    ) -> Result<Response<proto::ReleaseResponse>, Status> {
+        not_asked()
+    }
+
+    async fn holdings(
+        &self,
+        request: Request<proto::HoldingsRequest>,
+    ) -> Result<Response<proto::HoldingsResponse>, Status> {
+        self.hang_if_so().await;
+        Ok(Response::new(self.releaser.holdings(request.into_inner()).await?))
+    }
+
+    async fn drop_stranded(
+        &self,
+        request: Request<proto::DropStrandedRequest>,
+    ) -> Result<Response<proto::DropStrandedResponse>, Status> {
+        self.hang_if_so().await;
+        Ok(Response::new(self.releaser.drop_own_stranded(request.into_inner()).await?))
+    }
 }
 
 impl Served {
@@ -150,16 +177,16 @@ impl Served {
 }
 
 /// A pod that others can reach.
-struct Peer {
-    id: PodId,
+pub(super) struct Peer {
+    pub(super) id: PodId,
     address: PodAddress,
-    pool: Pool,
-    pod: Pod,
-    served: Served,
+    pub(super) pool: Pool,
+    pub(super) pod: Pod,
+    pub(super) served: Served,
     log: TempDir,
 }
 
-fn pod_id(number: usize) -> PodId {
+pub(super) fn pod_id(number: usize) -> PodId {
     format!("pod-{number}").parse().expect("valid")
 }
 
@@ -176,8 +203,16 @@ impl Peer {
             let (durable, bytes) = entry.expect("whole");
             pod.tables.replay(durable, Batch::decode(bytes).expect("a batch")).await;
         }
+        let releaser = Releaser {
+            tables: pod.tables.clone(),
+            pool: pool.clone(),
+            log: LogEntry { log: pod.wal.log_id(), pod: id.clone() },
+            logs: kept(root).logs(),
+            adoptions: Adoptions::default(),
+        };
         let served = Served {
             tables: pod.tables.clone(),
+            releaser,
             faults: Arc::default(),
             hangs: Arc::default(),
             commits: Arc::default(),
@@ -202,36 +237,36 @@ impl Peer {
         Self { id, address, pool, pod, served, log }
     }
 
-    fn view(&self, phase: Phase) -> PodView {
+    pub(super) fn view(&self, phase: Phase) -> PodView {
         PodView { phase, ..PodView::active(self.id.clone(), self.address.clone()) }
     }
 
     /// The table, for one who has runs for it.
-    async fn table(&self) -> Table {
+    pub(super) async fn table(&self) -> Table {
         self.pod.tables.open(&name()).await.expect("opened")
     }
 
-    async fn send(&self, runs: Vec<Run>) {
+    pub(super) async fn send(&self, runs: Vec<Run>) {
         let table = self.table().await;
         self.pod.offer(&table, batch(&table, runs)).await;
     }
 
     /// What is durable and not committed is left to the next life.
-    async fn kill(self) -> (PodId, TempDir) {
+    pub(super) async fn kill(self) -> (PodId, TempDir) {
         let wal = self.pod.wal.clone();
         self.pod.stop().await;
         wal.close().await;
         (self.id, self.log)
     }
 
-    async fn held(&self) -> u64 {
+    pub(super) async fn held(&self) -> u64 {
         let described = self.pod.tables.describe(&name()).await.expect("described");
         described["held_runs"].as_u64().expect("a number")
     }
 }
 
 /// Pods that do not know each other yet, and a table that the first one has made.
-async fn peers(root: &Path, count: usize, flush_interval: Duration) -> Vec<Peer> {
+pub(super) async fn peers(root: &Path, count: usize, flush_interval: Duration) -> Vec<Peer> {
     let mut peers = Vec::new();
     for number in 0..count {
         let log = TempDir::new().expect("a directory");
@@ -242,20 +277,20 @@ async fn peers(root: &Path, count: usize, flush_interval: Duration) -> Vec<Peer>
 }
 
 /// All pods see the same ones active, the others draining.
-fn see(peers: &[Peer], active: impl Fn(usize) -> bool) {
+pub(super) fn see(peers: &[Peer], active: impl Fn(usize) -> bool) {
     let phase = |number| if active(number) { Phase::Active } else { Phase::Draining };
     for peer in peers {
         peer.pool.update(PoolView::new(peers.iter().enumerate().map(|(n, peer)| peer.view(phase(n)))));
     }
 }
 
-async fn stop(peers: Vec<Peer>) {
+pub(super) async fn stop(peers: Vec<Peer>) {
     for peer in peers {
         peer.pod.stop().await;
     }
 }
 
-async fn committed(table: &Table, streams: &[StreamId], next: u64) {
+pub(super) async fn committed(table: &Table, streams: &[StreamId], next: u64) {
     for stream in streams {
         let committed = async {
             while table.watermark(stream).await.expect("read").next < next {

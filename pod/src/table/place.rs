@@ -1,0 +1,170 @@
+//! Where tables are kept: below a directory, or in a bucket of S3 or of what speaks its protocol.
+//!
+//! Credentials, region and endpoint of a bucket come from the environment, by the names that all tools of S3 know.
+//!
+//! *Owns*: how such a place is written, the store that it is in.
+//! *Does not own*: what is kept there, and how.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use serde::Deserialize;
+use sluice_shared::fault;
+
+use super::faulty::FaultyStore;
+
+const S3: &str = "s3";
+/// A request that takes longer is sent again.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// For so long the store itself tries again, with growing waits; then whoever asked does, and says so in the log.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Where tables are kept.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum TablesPlace {
+    /// Below this directory, which all pods of a pool reach.
+    Directory(PathBuf),
+    /// `s3://bucket/prefix`.
+    S3 {
+        /// The bucket.
+        bucket: String,
+        /// All keys begin with it.
+        prefix: Path,
+    },
+}
+
+/// What is no place for tables.
+#[derive(Debug, thiserror::Error)]
+#[error("{text:?} is no place for tables: {why}; expected a directory or s3://bucket/prefix")]
+pub struct InvalidPlace {
+    text: String,
+    why: String,
+}
+
+/// Where tables are stored.
+#[derive(Debug, Clone)]
+pub struct Stores {
+    /// What the pod reads and writes itself.
+    pub tables: Arc<dyn ObjectStore>,
+    /// The same for delta_kernel, which cannot wait where all tasks share one thread.
+    pub kernels: Arc<dyn ObjectStore>,
+}
+
+impl Stores {
+    /// This machine's disk, each write flushed.
+    pub fn disk() -> Self {
+        Self::of(Arc::new(LocalFileSystem::new().with_fsync(true)))
+    }
+
+    fn of(store: Arc<dyn ObjectStore>) -> Self {
+        let tables = if fault::COMPILED_IN { Arc::new(FaultyStore::new(store)) } else { store };
+        Self { kernels: Arc::clone(&tables), tables }
+    }
+}
+
+impl TablesPlace {
+    /// The bucket's store, where it is one. Nothing is asked of it.
+    ///
+    /// # Errors
+    /// What the environment says cannot be.
+    pub(super) fn bucket(&self) -> object_store::Result<Option<Stores>> {
+        let Self::S3 { bucket, .. } = self else { return Ok(None) };
+        let builder = AmazonS3Builder::from_env();
+        // In the clear only where somebody has written such an endpoint.
+        let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+        let is_plain = endpoint.is_some_and(|url| url.starts_with("http://"));
+        let client = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_allow_http(is_plain);
+        let store = builder
+            .with_bucket_name(bucket)
+            .with_client_options(client)
+            .with_retry(RetryConfig { retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() })
+            .with_conditional_put(S3ConditionalPut::ETagMatch)
+            .build()?;
+        Ok(Some(Stores::of(Arc::new(store))))
+    }
+
+    /// Whether a bucket's store can be made of what the environment says.
+    ///
+    /// # Errors
+    /// It cannot; why.
+    pub fn check(&self) -> Result<(), String> {
+        self.bucket().map(drop).map_err(|error| format!("{self}: {error}"))
+    }
+}
+
+impl TryFrom<String> for TablesPlace {
+    type Error = InvalidPlace;
+
+    fn try_from(text: String) -> Result<Self, InvalidPlace> {
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Ok(Self::Directory(text.into()));
+        };
+        let refuse = |why: &str| Err(InvalidPlace { text: text.clone(), why: why.to_owned() });
+        if scheme != S3 {
+            return refuse("there are buckets of S3 alone");
+        }
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if bucket.is_empty() || bucket.contains(['?', '#', '@', ':']) {
+            return refuse("the bucket has no name that can be one");
+        }
+        match Path::parse(prefix.trim_end_matches('/')) {
+            Ok(prefix) => Ok(Self::S3 { bucket: bucket.to_owned(), prefix }),
+            Err(error) => refuse(&error.to_string()),
+        }
+    }
+}
+
+impl std::str::FromStr for TablesPlace {
+    type Err = InvalidPlace;
+
+    fn from_str(text: &str) -> Result<Self, InvalidPlace> {
+        text.to_owned().try_into()
+    }
+}
+
+impl From<PathBuf> for TablesPlace {
+    fn from(directory: PathBuf) -> Self {
+        Self::Directory(directory)
+    }
+}
+
+impl fmt::Display for TablesPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directory(directory) => directory.display().fmt(f),
+            Self::S3 { bucket, prefix } => write!(f, "{S3}://{bucket}/{prefix}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_a_directory_or_a_bucket() {
+        let place = |text: &str| text.parse::<TablesPlace>();
+        assert_eq!(place("data/tables").expect("a place"), TablesPlace::Directory("data/tables".into()));
+        let bucket = place("s3://lake/raw/events/").expect("a place");
+        assert_eq!(bucket, TablesPlace::S3 { bucket: "lake".into(), prefix: Path::from("raw/events") });
+        assert_eq!(bucket.to_string(), "s3://lake/raw/events");
+        assert_eq!(place("s3://lake").expect("a place").to_string(), "s3://lake/");
+        for (text, why) in [
+            ("gs://lake/x", "buckets of s3 alone"),
+            ("s3:///x", "the bucket has no name"),
+            ("s3://key@lake/x", "the bucket has no name"),
+            ("s3://lake/a//b", "empty"),
+        ] {
+            let error = place(text).expect_err(text).to_string();
+            assert!(error.to_lowercase().contains(why), "{error}");
+            assert!(error.contains("expected a directory or s3://bucket/prefix"), "{error}");
+        }
+    }
+}
