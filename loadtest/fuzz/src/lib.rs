@@ -3,5 +3,9 @@
 //! *Owns*: nothing.
 //! *Does not own*: the targets (`loadtest/src/fuzz.rs`).
 
-#[path = "../../src/fuzz.rs"]
-pub mod fuzz;
+// Read as the rig reads it: its modules are below its own name.
+#[path = "../../src"]
+mod rig {
+    pub mod fuzz;
+}
+pub use rig::fuzz;
