@@ -307,7 +307,9 @@ impl<'a> Scan<'a> {
             self.pending.get_or_insert(broken);
             return None;
         };
-        if self.chain.is_some_and(|chain| chain != first) {
+        // Behind no group, what a damaged segment before this one held does not show in where this one goes on.
+        let follows = self.chain.map_or(self.pending.is_none(), |chain| chain == first);
+        if !follows {
             let expected = self.chain.map_or(0, |chain| chain.group);
             let reason = format!("segment {number} starts with group {}, not {expected}", first.group);
             let broken = Break { position: at(0), reason, durable: older };
@@ -337,7 +339,9 @@ impl<'a> Scan<'a> {
         let rest = self.rest(broken.position)?;
         let group = self.chain.map(|chain| chain.group);
         // Without a chain the first group's number is not known, but it is less than those of all that are whole.
-        let group = group.or_else(|| rest.headers.iter().map(|(_, header)| header.number).min());
+        let before_whole =
+            || rest.headers.iter().map(|(_, header)| header.number.saturating_sub(1).max(1)).min();
+        let group = group.or_else(before_whole);
         let proof = group.and_then(|group| {
             let of_life = |header: &GroupHeader| header.epoch == self.identity.epoch;
             rest.headers.iter().find(|(_, header)| of_life(header) && header.durable >= group)
