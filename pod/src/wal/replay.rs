@@ -337,11 +337,7 @@ impl<'a> Scan<'a> {
     /// A torn tail is cut. Damage to what was durable is an error, or a named loss where that is accepted.
     fn judge(&mut self, broken: &Break, accept_loss: bool) -> Result<(), WalError> {
         let rest = self.rest(broken.position)?;
-        let group = self.chain.map(|chain| chain.group);
-        // Without a chain the first group's number is not known, but it is less than those of all that are whole.
-        let before_whole =
-            || rest.headers.iter().map(|(_, header)| header.number.saturating_sub(1).max(1)).min();
-        let group = group.or_else(before_whole);
+        let group = self.chain.map(|chain| chain.group).or_else(|| self.first_missing(broken, &rest));
         let proof = group.and_then(|group| {
             let of_life = |header: &GroupHeader| header.epoch == self.identity.epoch;
             rest.headers.iter().find(|(_, header)| of_life(header) && header.durable >= group)
@@ -367,6 +363,15 @@ impl<'a> Scan<'a> {
         }
         rest.log_loss(broken, group, &error);
         Ok(())
+    }
+
+    /// The number of the first group that is missing, where none stands before it.
+    fn first_missing(&self, broken: &Break, rest: &Rest) -> Option<u64> {
+        if broken.position.segment == self.identity.first_segment {
+            return Some(self.identity.chain.group);
+        }
+        // Others of its life were released, how many is not known; the last one is before those that are whole.
+        rest.headers.iter().map(|(_, header)| header.number.saturating_sub(1).max(1)).min()
     }
 
     /// What stands from a position to the log's end.
