@@ -35,9 +35,11 @@ const LIGHT_LOAD: f64 = 0.1;
 const FRAME_INTERVAL: Duration = Duration::from_millis(1);
 /// Connections that are being made at the same time: listen queues are short.
 const CONNECTING_MAX: usize = 32;
+/// How long each of the machine's limits is measured.
+const MEASURE: Duration = Duration::from_secs(1);
 /// Edges are many, and nothing grows in a gateway.
 const EDGE_RUN_MAX: Duration = Duration::from_secs(3);
-const SEED: u64 = 20_260_101;
+pub(crate) const SEED: u64 = 20_260_101;
 
 /// How long and how often.
 #[derive(Debug, Clone)]
@@ -251,7 +253,8 @@ pub async fn run(options: &Options, tell: &dyn Fn(&str)) -> anyhow::Result<Figur
         tell("the machine's limits");
         let feed = |row: &Row| Feed::new(row.shape, row.encoding, row.frame_rows);
         let protobuf = Feed::new(ROWS[1].shape, Encoding::Protobuf, ROWS[1].frame_rows)?;
-        machine::measure(&options.dir, &feed(&ROWS[0])?, &feed(&ROWS[1])?, &protobuf)
+        let feeds = [&feed(&ROWS[0])?, &feed(&ROWS[1])?, &protobuf];
+        machine::measure(&options.dir, feeds, MEASURE)
     });
     let limits = limits.transpose()?;
     let mut rows = Vec::new();

@@ -13,35 +13,31 @@ mod figures;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{anyhow, ensure};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use serde_json::Value;
 use sluice_client::Client;
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
-use crate::cluster::{Process, free_port};
 use crate::elastic::producer::{Opened, Producer, Told};
 use crate::history::History;
 use crate::judge::judge_dir;
-use crate::pool::{Admin, make_tables};
+use crate::pool::make_tables;
+use crate::up::Up;
 use crate::workload::{self, Shape};
 pub use figures::{Outcome, Row};
-use figures::{Seen, SeenPod, Times};
+use figures::{Seen, Times};
 
 /// The load comes within this time.
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 /// Between two looks at the pool.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// The first pods take streams after it at the latest.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// For streams to finish once they have stopped sending.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(120);
 /// Streams that have opened or ended and were not looked at yet.
@@ -120,69 +116,18 @@ fn table_name(table: usize) -> String {
     format!("burst_{table}")
 }
 
-/// `sluice up --pods MIN..MAX`: gateway and autoscaler, and pods that are their children.
-struct Service {
-    process: Process,
-    admin: Admin,
-    url: String,
-}
-
-impl Service {
-    async fn start(sluice: &Path, dir: &Path, scenario: &Scenario) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-        let (listen, admin) = (free_port()?, format!("127.0.0.1:{}", free_port()?));
-        let quiet = scenario.quiet_s.to_string();
-        let mut command = Command::new(sluice);
-        command.args(["up", "--pods", &format!("{}..{}", scenario.min, scenario.max)]);
-        command.arg("--data").arg(dir.join("data"));
-        command.envs([
-            ("SLUICE_GATEWAY__LISTEN", format!("127.0.0.1:{listen}").as_str()),
-            ("SLUICE_GATEWAY__QUIC_LISTEN", "off"),
-            ("SLUICE_GATEWAY__ADMIN_LISTEN", &admin),
-            ("SLUICE_POD__BYTES_PER_S_MAX", &scenario.pod_bytes_per_s.to_string()),
-            ("SLUICE_POD__SEGMENT_BYTES", "8MiB"),
-            ("SLUICE_POD__RECORD_BYTES_MAX", "1MiB"),
-            ("SLUICE_AUTOSCALER__LISTEN", "127.0.0.1:0"),
-            ("SLUICE_AUTOSCALER__QUIET_S", &quiet),
-            ("SLUICE_AUTOSCALER__AFTER_OUT_S", &quiet),
-            ("SLUICE_AUTOSCALER__IN_INTERVAL_S", "2"),
-            ("SLUICE_AUTOSCALER__TURN_S", "0"),
-        ]);
-        let (process, _) = Process::start("up", command, "autoscaler keeps", dir)?;
-        let service = Self { process, admin: Admin::new(admin), url: format!("ws://127.0.0.1:{listen}") };
-        let asked = Instant::now();
-        while service.pods().await?.iter().filter(|pod| pod.phase == "active").count() < scenario.min as usize
-        {
-            ensure!(asked.elapsed() < START_TIMEOUT, "no pods in {START_TIMEOUT:?}");
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
-        Ok(service)
-    }
-
-    /// The pods, by name.
-    async fn pods(&self) -> anyhow::Result<Vec<SeenPod>> {
-        let shown = self.admin.get("/v1/pods").await?;
-        let pods = shown["pods"].as_array().context("no list of pods")?.iter().map(|pod| {
-            Ok(SeenPod {
-                id: pod["id"].as_str().context("a pod without an id")?.to_owned(),
-                phase: pod["phase"].as_str().context("a pod without a phase")?.to_owned(),
-                streams: pod["streams"].as_u64().unwrap_or(0),
-                load: pod["load"].as_f64().unwrap_or(0.0),
-            })
-        });
-        let mut pods = pods.collect::<anyhow::Result<Vec<_>>>()?;
-        pods.sort_by(|a, b| a.id.cmp(&b.id));
-        Ok(pods)
-    }
-
-    /// Where each stream is, by their ids.
-    async fn places(&self) -> anyhow::Result<BTreeMap<String, String>> {
-        let shown = self.admin.get("/v1/streams").await?;
-        let streams = shown["streams"].as_array().context("no list of streams")?.iter();
-        let text = |one: &Value, key: &str| one[key].as_str().map(str::to_owned);
-        // One that is being opened is nowhere yet.
-        Ok(streams.filter_map(|one| Some((text(one, "stream")?, text(one, "pod")?))).collect())
-    }
+async fn start(sluice: &Path, dir: &Path, scenario: &Scenario) -> anyhow::Result<Up> {
+    let (quiet, bytes_per_s) = (scenario.quiet_s.to_string(), scenario.pod_bytes_per_s.to_string());
+    let env = [
+        ("SLUICE_POD__BYTES_PER_S_MAX", bytes_per_s.as_str()),
+        ("SLUICE_POD__SEGMENT_BYTES", "8MiB"),
+        ("SLUICE_POD__RECORD_BYTES_MAX", "1MiB"),
+        ("SLUICE_AUTOSCALER__QUIET_S", &quiet),
+        ("SLUICE_AUTOSCALER__AFTER_OUT_S", &quiet),
+        ("SLUICE_AUTOSCALER__IN_INTERVAL_S", "2"),
+        ("SLUICE_AUTOSCALER__TURN_S", "0"),
+    ];
+    Up::start(sluice, dir, scenario.min as usize..=scenario.max as usize, &env).await
 }
 
 /// Runs the scenario with data below `dir`, and tells `say` where it is. The thread that calls must outlive it.
@@ -196,7 +141,7 @@ pub async fn run(
     scenario: &Scenario,
     say: &(dyn Fn(&str) + Sync),
 ) -> anyhow::Result<Outcome> {
-    let service = Service::start(sluice, dir, scenario).await?;
+    let service = start(sluice, dir, scenario).await?;
     let ran = Box::pin(load(&service, scenario, say)).await;
     let mut outcome = ran.map_err(|error| anyhow!("{error:#}\n{}", service.process.log_tail()))?;
     say("all streams have ended: the pool drains");
@@ -210,11 +155,7 @@ pub async fn run(
 }
 
 /// Sends the load, looks at the pool, and waits until all streams have ended.
-async fn load(
-    service: &Service,
-    scenario: &Scenario,
-    say: &(dyn Fn(&str) + Sync),
-) -> anyhow::Result<Outcome> {
+async fn load(service: &Up, scenario: &Scenario, say: &(dyn Fn(&str) + Sync)) -> anyhow::Result<Outcome> {
     let client = Client::connect(&service.url).await?;
     make_tables(&client, (0..scenario.tables).map(table_name)).await?;
     let scope = TaskScope::new(OnPanic::EndTask);
@@ -361,7 +302,7 @@ impl Crowd {
 
 /// What is seen of the pool and heard of the producers.
 struct Look<'a> {
-    service: &'a Service,
+    service: &'a Up,
     scenario: &'a Scenario,
     say: &'a (dyn Fn(&str) + Sync),
     began: Instant,
@@ -380,7 +321,7 @@ struct Look<'a> {
 
 impl<'a> Look<'a> {
     fn new(
-        service: &'a Service,
+        service: &'a Up,
         scenario: &'a Scenario,
         say: &'a (dyn Fn(&str) + Sync),
         began: Instant,
@@ -416,8 +357,8 @@ impl<'a> Look<'a> {
         while Instant::now() < end {
             ticks.tick().await;
             self.hear();
-            let seen = Seen { at: self.began.elapsed(), pods: self.service.pods().await? };
-            for (stream, pod) in self.service.places().await? {
+            let seen = Seen { at: self.began.elapsed(), pods: self.service.admin.pods().await? };
+            for (stream, pod) in self.service.admin.places().await? {
                 self.first_places.entry(stream).or_insert(pod);
             }
             let is_other = self.seen.last().is_none_or(|last| last.phases() != seen.phases());

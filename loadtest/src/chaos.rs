@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow, bail, ensure};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use sluice_client::Encoding;
@@ -267,9 +267,17 @@ impl<'a> Run<'a> {
         self.calm().await?;
         stop.store(true, Ordering::Relaxed);
         let mut told = Vec::new();
+        let mut since = Instant::now();
         while told.len() < self.scenario.streams {
-            let next = tokio::time::timeout(2 * FINISH_TIMEOUT, ended.recv()).await;
-            told.push(next.context("producers have not ended in time")?.context("a producer panicked")?);
+            match tokio::time::timeout(TICK, ended.recv()).await {
+                Ok(next) => {
+                    told.push(next.context("a producer panicked")?);
+                    since = Instant::now();
+                }
+                // Also now one may die, of what it had met before it was taken back.
+                Err(_) => self.tick().await?,
+            }
+            ensure!(since.elapsed() < 2 * FINISH_TIMEOUT, "producers have not ended in time");
         }
         Ok(told)
     }

@@ -2,12 +2,11 @@
 //! the same bytes to the same pod: the least that any gateway would have to do.
 //!
 //! *Owns*: the list of edges, how each is run, what is measured.
-//! *Does not own*: the messages (`messages`), sending (`producers`), either receiver (`bare`, and the gateway itself), aims
+//! *Does not own*: the messages (`load::messages`), sending (`producers`), either receiver (`bare`, and the gateway itself), aims
 //! and how figures look (`report`).
 
 pub mod zerobus;
 pub mod bare;
-mod messages;
 mod pod;
 mod producers;
 
@@ -17,15 +16,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sluice_gateway::make_self_signed;
 use sluice_shared::frame::Encoding;
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::oneshot;
 
 use crate::cluster::Process;
+use crate::load::messages::Load;
 use crate::workload::Shape;
-use messages::Load;
 use pod::NullPod;
 
 /// The table that everything goes to.
@@ -58,12 +57,14 @@ pub struct Options {
 }
 
 /// How messages travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Transport {
     /// Binary frames of `sluice.v1`.
+    #[serde(rename = "websocket")]
     WebSocketFrames,
     /// Plain JSON texts.
+    #[serde(rename = "websocket-text")]
     WebSocketTexts,
     /// The same frames over QUIC.
     Quic,
@@ -245,7 +246,7 @@ async fn run_once(options: &Options, edge: &Edge, load: &Load, receiver: Receive
             Process::start("bare", command, "listens on ", dir.path())?
         }
     };
-    let target = producers::Target { address: address_in(&line)?, certificate: cert, pid: process.pid() };
+    let target = producers::Receiver { address: address_in(&line)?, certificate: cert, pid: process.pid() };
     let sent = produce(*edge, target, load.clone(), options.run).await;
     let sent = sent.map_err(|error| anyhow!("{error:#}\n{}", process.log_tail()))?;
     check_arrived(receiver, &sent, &pod)?;
@@ -262,7 +263,7 @@ async fn run_once(options: &Options, edge: &Edge, load: &Load, receiver: Receive
 /// On a thread of the pool, where a producer of its own would run.
 async fn produce(
     edge: Edge,
-    target: producers::Target,
+    target: producers::Receiver,
     load: Load,
     run: Duration,
 ) -> anyhow::Result<producers::Sent> {

@@ -17,7 +17,7 @@ use arrow::array::RecordBatch;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sluice_pod::decode::arrow::ArrowDecoder;
 use sluice_pod::decode::json::JsonDecoder;
 use sluice_pod::decode::protobuf::ProtobufDecoder;
@@ -28,7 +28,7 @@ use sluice_shared::frame::{Encoding, UnknownFields};
 use crate::bench::Feed;
 use crate::workload;
 
-/// Each measurement runs for about so long.
+/// How long a measurement of single steps runs.
 const MEASURE: Duration = Duration::from_millis(1000);
 /// Flushes under load take a scheduler tick each: fewer of them are enough for a median.
 const FLUSHES_MAX: usize = 2000;
@@ -43,7 +43,7 @@ const PARQUET_BYTES: usize = 64 << 20;
 const RECORD_BYTES_MAX: usize = 10 << 20;
 
 /// What the machine can do.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Limits {
     /// The disk.
     pub disk: Disk,
@@ -60,7 +60,7 @@ pub struct Limits {
 }
 
 /// The disk, with direct I/O where the file system has it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Disk {
     /// Whether it was direct.
     pub direct: bool,
@@ -79,7 +79,7 @@ pub struct Disk {
 }
 
 /// What one core does with one kind of records. Bytes are those of the payload, as it is sent.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Codec {
     /// Payload bytes of a record.
     pub record_bytes: f64,
@@ -108,18 +108,19 @@ impl Codec {
     }
 }
 
-/// Measures everything. `dir` is on the disk to measure.
+/// Measures everything, each part for about `lasts`. `dir` is on the disk to measure; the feeds are of Arrow, JSON and
+/// protobuf.
 ///
 /// # Errors
 /// Anything that cannot be measured.
-pub fn measure(dir: &Path, arrow: &Feed, json: &Feed, protobuf: &Feed) -> anyhow::Result<Limits> {
-    let disk = disk(dir).with_context(|| format!("disk below {}", dir.display()))?;
+pub fn measure(dir: &Path, [arrow, json, protobuf]: [&Feed; 3], lasts: Duration) -> anyhow::Result<Limits> {
+    let disk = disk(dir, lasts).with_context(|| format!("disk below {}", dir.display()))?;
     Ok(Limits {
-        loopback_mb_per_s: loopback().context("loopback")?,
-        memcpy_mb_per_s: memcpy(),
-        arrow: codec(arrow, &disk).context("Arrow")?,
-        json: codec(json, &disk).context("JSON")?,
-        protobuf: codec(protobuf, &disk).context("protobuf")?,
+        loopback_mb_per_s: loopback(lasts).context("loopback")?,
+        memcpy_mb_per_s: memcpy(lasts),
+        arrow: codec(arrow, &disk, lasts).context("Arrow")?,
+        json: codec(json, &disk, lasts).context("JSON")?,
+        protobuf: codec(protobuf, &disk, lasts).context("protobuf")?,
         disk,
     })
 }
@@ -140,7 +141,7 @@ pub struct Steps {
 /// # Errors
 /// Anything that cannot be measured.
 pub fn steps(dir: &Path, bytes: usize, interval: Duration) -> anyhow::Result<Steps> {
-    let target = Target::prepare(dir)?;
+    let target = Target::prepare(dir, MEASURE)?;
     let measured = std::thread::spawn(move || {
         ask_for_real_time();
         let flush_us = target.flush_us(bytes.next_multiple_of(ALIGN), interval)?;
@@ -149,8 +150,8 @@ pub fn steps(dir: &Path, bytes: usize, interval: Duration) -> anyhow::Result<Ste
     measured.join().ok().context("the measuring thread panicked")?
 }
 
-fn disk(dir: &Path) -> anyhow::Result<Disk> {
-    let target = Target::prepare(dir)?;
+fn disk(dir: &Path, lasts: Duration) -> anyhow::Result<Disk> {
+    let target = Target::prepare(dir, lasts)?;
     let (write_mb_per_s, write_cpu_s_per_gb) = target.write()?;
     let flush = |bytes| target.flush_us(bytes, Duration::ZERO);
     let (flush_4k_us, flush_64k_us) = (flush(4 << 10)?, flush(64 << 10)?);
@@ -188,12 +189,13 @@ struct Target {
     path: PathBuf,
     direct: bool,
     memory: Vec<u8>,
+    lasts: Duration,
 }
 
 impl Target {
-    fn prepare(dir: &Path) -> anyhow::Result<Self> {
+    fn prepare(dir: &Path, lasts: Duration) -> anyhow::Result<Self> {
         let path = dir.join("machine.bin");
-        let mut target = Self { path, direct: true, memory: vec![0x5a; WRITE_BYTES + ALIGN] };
+        let mut target = Self { path, direct: true, memory: vec![0x5a; WRITE_BYTES + ALIGN], lasts };
         let mut file = File::create(&target.path)?;
         for _ in 0..DISK_FILE_BYTES / WRITE_BYTES {
             file.write_all(target.aligned(WRITE_BYTES))?;
@@ -216,7 +218,7 @@ impl Target {
     fn write(&self) -> anyhow::Result<(f64, f64)> {
         let mut file = self.open(0)?;
         let mut place = 0;
-        let timed = timed(|| {
+        let timed = timed(self.lasts, || {
             if place == DISK_FILE_BYTES {
                 file.seek(SeekFrom::Start(0))?;
                 place = 0;
@@ -233,7 +235,7 @@ impl Target {
         let mut file = self.open(libc::O_DSYNC)?;
         let started = Instant::now();
         let (mut times, mut place) = (Vec::new(), 0);
-        while started.elapsed() < MEASURE && times.len() < FLUSHES_MAX {
+        while started.elapsed() < self.lasts && times.len() < FLUSHES_MAX {
             std::thread::sleep(pause);
             let before = Instant::now();
             file.write_all(self.aligned(bytes))?;
@@ -256,14 +258,14 @@ impl Drop for Target {
     }
 }
 
-fn loopback() -> anyhow::Result<f64> {
+fn loopback(lasts: Duration) -> anyhow::Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let sender = std::thread::spawn(move || -> std::io::Result<()> {
         let mut socket = TcpStream::connect(address)?;
         let bytes = vec![7; SOCKET_BYTES];
         let started = Instant::now();
-        while started.elapsed() < MEASURE {
+        while started.elapsed() < lasts {
             socket.write_all(&bytes)?;
         }
         Ok(())
@@ -309,22 +311,22 @@ fn round_trip_us(bytes: usize, pause: Duration) -> anyhow::Result<f64> {
     Ok(times[times.len() / 2].as_secs_f64() * 1e6)
 }
 
-fn memcpy() -> f64 {
+fn memcpy(lasts: Duration) -> f64 {
     let (from, mut to) = (vec![1; COPY_BYTES], vec![0; COPY_BYTES]);
     // The first touch of each page is dear, and not what is measured.
     to.copy_from_slice(&from);
     let (started, mut total) = (Instant::now(), 0);
-    while started.elapsed() < MEASURE / 2 {
+    while started.elapsed() < lasts / 2 {
         std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from));
         total += COPY_BYTES;
     }
     total as f64 / 1e6 / started.elapsed().as_secs_f64()
 }
 
-fn codec(feed: &Feed, disk: &Disk) -> anyhow::Result<Codec> {
+fn codec(feed: &Feed, disk: &Disk, lasts: Duration) -> anyhow::Result<Codec> {
     let mut rows = Decoder::new(feed)?;
     let mut frames = feed.frames.iter().cycle();
-    let decoded = timed(|| {
+    let decoded = timed(lasts, || {
         let frame = frames.next().context("no frames")?;
         std::hint::black_box(rows.decode(frame)?);
         Ok(frame.payload.len() as u64)
@@ -339,7 +341,7 @@ fn codec(feed: &Feed, disk: &Disk) -> anyhow::Result<Codec> {
             break;
         }
     }
-    let parquet = timed(|| {
+    let parquet = timed(lasts, || {
         parquet(&batches)?;
         Ok(payload_bytes as u64)
     })?;
@@ -442,10 +444,10 @@ impl Timed {
 }
 
 /// Does one step after the other for a while, after one that warms up. A step answers its bytes.
-fn timed(mut step: impl FnMut() -> anyhow::Result<u64>) -> anyhow::Result<Timed> {
+fn timed(lasts: Duration, mut step: impl FnMut() -> anyhow::Result<u64>) -> anyhow::Result<Timed> {
     step()?;
     let (started, cpu, mut bytes) = (Instant::now(), thread_cpu()?, 0);
-    while started.elapsed() < MEASURE {
+    while started.elapsed() < lasts {
         bytes += step()?;
     }
     Ok(Timed { bytes, wall: started.elapsed(), cpu: thread_cpu()?.saturating_sub(cpu) })

@@ -1,9 +1,11 @@
-//! `loadtest`: the bench, edges alone, simulations, chaos, the elastic test, a burst, idle streams, a look at a table.
+//! `loadtest`: scenarios, traces, comparison of reports; the bench, edges alone, simulations, chaos, the elastic test, a
+//! burst, idle streams, a look at a table.
 //!
 //! *Owns*: the command line.
 //! *Does not own*: what the commands do.
 
 mod libc_calls;
+mod rig;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -39,6 +41,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Runs a scenario: load by the clock, whatever the service does, and a report. Ends with status 1 where a limit of the
+    /// scenario is missed.
+    Run(rig::RunArgs),
+    /// Lists the scenarios that come with the program.
+    Scenarios,
+    /// Sends a file of records again, with the gaps and bursts that it had.
+    Replay(rig::ReplayArgs),
+    /// Tells what two reports (`--json`) say of each other. Ends with status 1 where the second is shown to be worse.
+    Compare(rig::CompareArgs),
+    /// Measures what this machine can do: what figures are read beside.
+    Machine(rig::MachineArgs),
     /// Measures the service beside the machine's limits. Ends with status 1 where an aim is missed.
     Bench(BenchArgs),
     /// Measures each edge of the gateway before a pod that acks all at once, beside a receiver that does nothing but
@@ -290,6 +303,11 @@ fn main() -> ExitCode {
 async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let sluice = || cli.sluice.clone().map_or_else(find_sluice, Ok);
     match cli.command {
+        Command::Run(args) => Box::pin(rig::run(cli.sluice, args)).await,
+        Command::Scenarios => rig::scenarios(),
+        Command::Replay(args) => Box::pin(rig::replay(cli.sluice, args)).await,
+        Command::Compare(args) => rig::compare(&args),
+        Command::Machine(args) => rig::machine(args),
         Command::Bench(args) => run_bench(sluice()?, args).await,
         Command::Edges(args) => run_edges(sluice()?, args).await,
         Command::Bare(options) => bare::run(options).await.map(|()| ExitCode::SUCCESS),

@@ -5,6 +5,7 @@
 
 use anyhow::{anyhow, ensure};
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::coord::types::RangedCoordf64;
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;
@@ -18,6 +19,11 @@ const BAR_PX: u32 = 28;
 const COLUMNS: usize = WIDTH_PX as usize;
 /// Width of a letter of a name, near enough.
 const LETTER_PX: i32 = 7;
+/// Height of a row of the legend, and where it begins.
+const LEGEND_PX: u32 = 18;
+const LEGEND_LEFT_PX: i32 = 70;
+/// About so many numbers stand at the y axis.
+const TICKS: f64 = 8.0;
 const FONT: &str = "sans-serif";
 /// Colours that are told apart by people who see few (M. Okabe, K. Ito, 2008), those that are easiest to read first.
 const COLOURS: [RGBColor; 7] = [
@@ -48,6 +54,10 @@ pub struct TimePlot {
     pub marks: Vec<Mark>,
     /// Levels to be named: aims and limits.
     pub levels: Vec<Level>,
+    /// Whether each step up is so many times as much, and not so much more: for latencies. What is not above 0 is left out.
+    pub is_log: bool,
+    /// What the x axis spans, where plots are to be compared; else what the points do.
+    pub x_span: Option<(f64, f64)>,
 }
 
 /// One line of a plot. Points go from left to right; one that is not finite is left out.
@@ -93,7 +103,30 @@ pub struct BarPlot {
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type Chart<'a, 'b, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, Y>>;
+
+/// The y axis, with its numbers at places that were chosen.
+struct Ticked {
+    range: RangedCoordf64,
+    ticks: Vec<f64>,
+}
+
+impl Ranged for Ticked {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        self.range.map(value, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.ticks.clone()
+    }
+
+    fn range(&self) -> std::ops::Range<f64> {
+        self.range.range()
+    }
+}
 
 impl TimePlot {
     /// The plot as SVG.
@@ -101,25 +134,54 @@ impl TimePlot {
     /// # Errors
     /// For a plot without a point.
     pub fn to_svg(&self) -> anyhow::Result<String> {
+        if self.is_log {
+            return self.in_powers_of_ten().draw(&|power| number(10_f64.powf(*power)));
+        }
+        self.draw(&|value| number(*value))
+    }
+
+    /// The same with the logarithms of what goes up.
+    fn in_powers_of_ten(&self) -> Self {
+        let line = |line: &Line| Line {
+            points: line.points.iter().map(|(x, y)| (*x, y.log10())).collect(),
+            ..line.clone()
+        };
+        let level = |level: &Level| Level { y: level.y.log10(), ..level.clone() };
+        Self {
+            lines: self.lines.iter().map(line).collect(),
+            levels: self.levels.iter().map(level).filter(|level| level.y.is_finite()).collect(),
+            ..self.clone()
+        }
+    }
+
+    fn draw(&self, y_number: &dyn Fn(&f64) -> String) -> anyhow::Result<String> {
         let all = || self.lines.iter().flat_map(|line| &line.points).filter(|point| is_finite(point));
         ensure!(all().next().is_some(), "{}: a plot without a point", self.title);
-        let (left, right) = span(all().map(|point| point.0));
+        let (left, right) = self.x_span.unwrap_or_else(|| span(all().map(|point| point.0)));
         let (low, high) = span(all().map(|point| point.1).chain(self.levels.iter().map(|level| level.y)));
-        let (low, high) = (low.min(0.0), high.max(self.y_to).max(low + f64::MIN_POSITIVE));
+        // A step of a logarithm above and below, so that a level line is not on the edge.
+        let (low, high) = match self.is_log {
+            true => (low.floor(), (high + 0.1).max(low.floor() + 1.0)),
+            false => (low.min(0.0), high.max(self.y_to).max(low + f64::MIN_POSITIVE)),
+        };
         let mut svg = String::new();
         {
             let whole = begin(&mut svg, HEIGHT_PX)?;
             let titled = whole.margin(6, 0, 0, 0).titled(&self.title, (FONT, 17)).map_err(drawn)?;
-            let (legend, area) = titled.split_vertically(if self.has_legend() { 18 } else { 0 });
-            if self.has_legend() {
-                self.draw_legend(&legend)?;
-            }
+            let places = self.legend();
+            let rows = places.last().map_or(0, |(row, _)| row + 1);
+            let (legend, area) = titled.split_vertically(LEGEND_PX * rows);
+            self.draw_legend(&legend, &places)?;
+            let top = high + (high - low) * 0.06;
             let mut chart = ChartBuilder::on(&area)
                 .margin(12)
                 .margin_top(4)
                 .x_label_area_size(38)
                 .y_label_area_size(58)
-                .build_cartesian_2d(left..right.max(left + f64::MIN_POSITIVE), low..high * 1.06)
+                .build_cartesian_2d(
+                    left..right.max(left + f64::MIN_POSITIVE),
+                    Ticked { range: (low..top).into(), ticks: ticks(low, top, self.is_log) },
+                )
                 .map_err(drawn)?;
             let mesh = &mut chart.configure_mesh();
             mesh.x_desc(&self.x)
@@ -127,7 +189,7 @@ impl TimePlot {
                 .bold_line_style(BLACK.mix(0.12))
                 .light_line_style(TRANSPARENT);
             let number = |value: &f64| number(*value);
-            mesh.x_label_formatter(&number).y_label_formatter(&number).axis_style(GREY);
+            mesh.x_label_formatter(&number).y_label_formatter(&y_number).axis_style(GREY);
             mesh.label_style((FONT, 12)).axis_desc_style((FONT, 13)).draw().map_err(drawn)?;
             self.draw_levels(&mut chart, (left, right))?;
             self.draw_marks(&mut chart, (low, high))?;
@@ -137,11 +199,28 @@ impl TimePlot {
         Ok(svg)
     }
 
-    fn has_legend(&self) -> bool {
-        self.lines.iter().any(|line| !line.name.is_empty())
+    /// Row and left end of each line's name: beside each other, in as many rows as they take.
+    fn legend(&self) -> Vec<(u32, i32)> {
+        let (mut row, mut left, mut places) = (0, LEGEND_LEFT_PX, Vec::new());
+        if self.lines.iter().all(|line| line.name.is_empty()) {
+            return places;
+        }
+        for line in &self.lines {
+            let width = 44 + LETTER_PX * i32::try_from(line.name.chars().count()).unwrap_or(0);
+            if left > LEGEND_LEFT_PX && left + width > WIDTH_PX as i32 {
+                (row, left) = (row + 1, LEGEND_LEFT_PX);
+            }
+            places.push((row, left));
+            left += width;
+        }
+        places
     }
 
-    fn draw_levels(&self, chart: &mut Chart<'_, '_>, (left, right): (f64, f64)) -> anyhow::Result<()> {
+    fn draw_levels(
+        &self,
+        chart: &mut Chart<'_, '_, Ticked>,
+        (left, right): (f64, f64),
+    ) -> anyhow::Result<()> {
         let style = (FONT, 12).into_font().color(&GREY).pos(Pos::new(HPos::Right, VPos::Bottom));
         for Level { y, name } in &self.levels {
             chart.draw_series([dashes([(left, *y), (right, *y)])]).map_err(drawn)?;
@@ -152,9 +231,9 @@ impl TimePlot {
     }
 
     /// Names stand one below another where marks are near each other.
-    fn draw_marks(&self, chart: &mut Chart<'_, '_>, (low, high): (f64, f64)) -> anyhow::Result<()> {
+    fn draw_marks(&self, chart: &mut Chart<'_, '_, Ticked>, (low, high): (f64, f64)) -> anyhow::Result<()> {
         let style = (FONT, 12).into_font().color(&GREY).pos(Pos::new(HPos::Left, VPos::Top));
-        let top = high * 1.06;
+        let top = high + (high - low) * 0.06;
         for (at, Mark { x, name }) in self.marks.iter().enumerate() {
             chart.draw_series([dashes([(*x, low), (*x, top)])]).map_err(drawn)?;
             let y = top - (top - low) * 0.05 * (at % 3) as f64;
@@ -164,22 +243,21 @@ impl TimePlot {
         Ok(())
     }
 
-    fn draw_lines(&self, chart: &mut Chart<'_, '_>) -> anyhow::Result<()> {
+    fn draw_lines(&self, chart: &mut Chart<'_, '_, Ticked>) -> anyhow::Result<()> {
         for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
             chart.draw_series(LineSeries::new(line.path(), colour.stroke_width(2))).map_err(drawn)?;
         }
         Ok(())
     }
 
-    /// In a row above the plot, where no line is hidden by it.
-    fn draw_legend(&self, strip: &Area<'_>) -> anyhow::Result<()> {
+    /// In rows above the plot, where no line is hidden by it.
+    fn draw_legend(&self, strip: &Area<'_>, places: &[(u32, i32)]) -> anyhow::Result<()> {
         let style = (FONT, 13).into_font().color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
-        let mut left = 70;
-        for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
-            let sample = PathElement::new([(left, 8), (left + 18, 8)], colour.stroke_width(3));
+        for ((line, colour), (row, left)) in self.lines.iter().zip(COLOURS.iter().cycle()).zip(places) {
+            let y = i32::try_from(row * LEGEND_PX)? + 8;
+            let sample = PathElement::new([(*left, y), (left + 18, y)], colour.stroke_width(3));
             strip.draw(&sample).map_err(drawn)?;
-            strip.draw(&Text::new(line.name.clone(), (left + 23, 8), style.clone())).map_err(drawn)?;
-            left += 44 + LETTER_PX * i32::try_from(line.name.chars().count())?;
+            strip.draw(&Text::new(line.name.clone(), (left + 23, y), style.clone())).map_err(drawn)?;
         }
         Ok(())
     }
@@ -232,7 +310,11 @@ impl BarPlot {
         Ok(svg)
     }
 
-    fn draw_bars(&self, chart: &mut Chart<'_, '_>, (low, _): (f64, f64)) -> anyhow::Result<()> {
+    fn draw_bars(
+        &self,
+        chart: &mut Chart<'_, '_, RangedCoordf64>,
+        (low, _): (f64, f64),
+    ) -> anyhow::Result<()> {
         let top = self.bars.len() as f64 + 0.5;
         let before = (FONT, 13).into_font().color(&BLACK).pos(Pos::new(HPos::Right, VPos::Center));
         let behind = (FONT, 12).into_font().color(&GREY).pos(Pos::new(HPos::Left, VPos::Center));
@@ -277,6 +359,22 @@ fn is_finite(point: &(f64, f64)) -> bool {
 
 fn span(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+}
+
+/// Where the y axis has its numbers: steps of 1, 2 or 5, of the powers of ten that a logarithmic axis is of too.
+fn ticks(low: f64, high: f64, is_log: bool) -> Vec<f64> {
+    if is_log {
+        let between: &[f64] = if high - low > 4.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let powers = (low.floor() as i32..=high.ceil() as i32).map(f64::from);
+        let all = powers.flat_map(|power| between.iter().map(move |digit| power + digit.log10()));
+        return all.filter(|tick| (low - 1e-9..=high + 1e-9).contains(tick)).collect();
+    }
+    let rough = (high - low).max(f64::MIN_POSITIVE) / TICKS;
+    let power = 10_f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power).into_iter().find(|step| *step >= rough);
+    let step = step.unwrap_or(rough);
+    let first = (low / step).ceil() as i64;
+    (first..).take(2 * TICKS as usize).map(|nth| nth as f64 * step).take_while(|tick| *tick <= high).collect()
 }
 
 /// At most two points for each column of pixels, the least and the greatest, so that no peak is lost.
@@ -338,6 +436,7 @@ mod tests {
                 Mark { x: 330.0, name: "four join".to_owned() },
             ],
             levels: vec![Level { y: 1.25, name: "aim".to_owned() }],
+            ..TimePlot::default()
         }
     }
 
@@ -379,6 +478,37 @@ mod tests {
         assert!(of(vec![(1.0, f64::NAN)]).to_svg().is_err());
         assert!(of(vec![(1.0, 0.0)]).to_svg().is_ok());
         assert!(of(vec![(1.0, f64::NAN), (2.0, -3.0), (f64::INFINITY, 1.0)]).to_svg().is_ok());
+    }
+
+    #[test]
+    fn latencies_from_a_tenth_to_ten_thousand_fit_on_one_axis() {
+        let points = vec![(0.0, 0.2), (1.0, f64::NAN), (2.0, 0.0), (3.0, 9_000.0)];
+        let line = Line { name: "p99".to_owned(), points, is_stepped: false };
+        let svg = TimePlot { is_log: true, lines: vec![line], ..plot() }.to_svg().expect("a plot");
+        for text in [">0.1<", ">10<", ">1000<"] {
+            assert!(svg.replace(['\n', '\r'], "").contains(text), "no {text} in {svg}");
+        }
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        assert_eq!(ticks(0.0, 2.1, false), [0.0, 0.5, 1.0, 1.5, 2.0]);
+        assert_eq!(ticks(0.0, 18_000.0, false).len(), 4);
+        let powers =
+            ticks(-1.0, 1.0, true).into_iter().map(|tick| number(10_f64.powf(tick))).collect::<Vec<_>>();
+        assert_eq!(powers, ["0.1", "0.2", "0.5", "1", "2", "5", "10"]);
+    }
+
+    #[test]
+    fn a_legend_of_many_names_has_rows() {
+        let line =
+            |n: usize| Line { name: format!("gateway-{n:09}"), points: vec![(0.0, 1.0)], is_stepped: false };
+        let legend = TimePlot { lines: (0..12).map(line).collect(), ..TimePlot::default() }.legend();
+        assert_eq!(legend.len(), 12);
+        assert!(
+            legend.iter().all(|(_, left)| *left < WIDTH_PX as i32 - 150) && legend[11].0 >= 2,
+            "{legend:?}"
+        );
     }
 
     #[test]

@@ -473,7 +473,20 @@ impl Pool {
     }
 }
 
+/// A pod as a gateway sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct SeenPod {
+    pub(crate) id: String,
+    pub(crate) phase: String,
+    pub(crate) streams: u64,
+    /// Of what it can take.
+    pub(crate) load: f64,
+    /// Of its oldest record that is in no table, where it says so.
+    pub(crate) lag_ms: Option<f64>,
+}
+
 /// A gateway's admin API.
+#[derive(Debug, Clone)]
 pub struct Admin {
     address: String,
 }
@@ -490,6 +503,32 @@ impl Admin {
     /// It cannot be reached or says no.
     pub async fn get(&self, path: &str) -> anyhow::Result<Value> {
         self.ask(Method::GET, path).await
+    }
+
+    /// The pods, by name.
+    pub(crate) async fn pods(&self) -> anyhow::Result<Vec<SeenPod>> {
+        let shown = self.get("/v1/pods").await?;
+        let pods = shown["pods"].as_array().context("no list of pods")?.iter().map(|pod| {
+            Ok(SeenPod {
+                id: pod["id"].as_str().context("a pod without an id")?.to_owned(),
+                phase: pod["phase"].as_str().context("a pod without a phase")?.to_owned(),
+                streams: pod["streams"].as_u64().unwrap_or(0),
+                load: pod["load"].as_f64().unwrap_or(0.0),
+                lag_ms: pod["lag_ms"].as_f64(),
+            })
+        });
+        let mut pods = pods.collect::<anyhow::Result<Vec<_>>>()?;
+        pods.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(pods)
+    }
+
+    /// Where each stream is, by their ids.
+    pub(crate) async fn places(&self) -> anyhow::Result<BTreeMap<String, String>> {
+        let shown = self.get("/v1/streams").await?;
+        let streams = shown["streams"].as_array().context("no list of streams")?.iter();
+        let text = |one: &Value, key: &str| one[key].as_str().map(str::to_owned);
+        // One that is being opened is nowhere yet.
+        Ok(streams.filter_map(|one| Some((text(one, "stream")?, text(one, "pod")?))).collect())
     }
 
     /// Makes it do something.

@@ -231,7 +231,7 @@ fn cells_of(figure: &Figure) -> [String; 8] {
     ]
 }
 
-fn write_limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
+pub(crate) fn write_limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
     let disk = &limits.disk;
     let how = if disk.direct { "direct" } else { "buffered: no direct I/O here" };
     writeln!(f, "machine")?;
@@ -273,7 +273,7 @@ fn write_limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
 }
 
 /// Three digits that count, thousands apart.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     match value {
         value if value >= 1000.0 => {
             let digits = format!("{value:.0}");

@@ -1,6 +1,6 @@
 //! What producers send: records that look like real ones, the same for the same seed.
 //!
-//! *Owns*: the two shapes of records, their encodings, the hash by which a record is known again.
+//! *Owns*: the shapes of records, their encodings, the hash by which a record is known again.
 //! *Does not own*: when records are sent. A core: randomness comes from the caller.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,20 +8,23 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use arrow::array::{
-    Array, ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray,
+    Array, ArrayRef, AsArray, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray,
+    TimestampMicrosecondArray,
 };
+use arrow::buffer::OffsetBuffer;
 use arrow::compute::cast;
 use arrow::datatypes::{
-    DataType, Field, Float64Type, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType,
+    DataType, Field, Fields, Float64Type, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType,
 };
 use arrow::ipc::writer::StreamWriter;
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use bytes::Bytes;
 use prost::{Message as _, encoding};
-use prost_types::field_descriptor_proto::Type;
+use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, FieldDescriptorProto};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt};
+use serde::Deserialize;
 
 /// 2026-01-01T00:00:00Z, from which the records' own time counts.
 const EPOCH_US: i64 = 1_767_225_600_000_000;
@@ -48,16 +51,41 @@ const WORDS: [&str; 12] = [
     "drained",
 ];
 
+const METRICS: [&str; 4] = ["temperature", "humidity", "pressure", "vibration"];
+const WIDE_COLUMNS: usize = 500;
+
 /// What a record looks like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Shape {
     /// Nine columns, about 250 bytes as JSON.
     ServiceEvent,
     /// Four columns, about 1 KB of it text that compresses by half.
+    #[serde(rename = "payload")]
     Blob,
+    /// Four columns, about 100 bytes as JSON.
+    Sensor,
+    /// 500 columns, about 10 KB as JSON.
+    Wide,
+    /// Structs, a list of structs and a list of texts, about 400 bytes as JSON.
+    Nested,
 }
 
 impl Shape {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::ServiceEvent, Self::Blob, Self::Sensor, Self::Wide, Self::Nested];
+
+    /// A record's length as JSON, roughly.
+    pub(crate) fn about_bytes(self) -> usize {
+        match self {
+            Self::ServiceEvent => 240,
+            Self::Blob => 1_100,
+            Self::Sensor => 100,
+            Self::Wide => 10_000,
+            Self::Nested => 400,
+        }
+    }
+
     /// The columns.
     pub fn schema(self) -> SchemaRef {
         let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
@@ -79,6 +107,23 @@ impl Shape {
                 ("reading", DataType::Int64),
                 ("payload", DataType::Utf8),
             ],
+            Self::Sensor => &[
+                ("ts", utc),
+                ("device", DataType::Utf8),
+                ("metric", DataType::Utf8),
+                ("value", DataType::Float64),
+            ],
+            Self::Nested => &[
+                ("ts", utc),
+                ("order_id", DataType::Int64),
+                ("customer", DataType::Struct(customer_fields())),
+                (
+                    "items",
+                    DataType::List(Arc::new(Field::new("item", DataType::Struct(item_fields()), true))),
+                ),
+                ("tags", DataType::List(Arc::new(Field::new("item", DataType::Utf8, true)))),
+            ],
+            Self::Wide => return wide_schema(),
         };
         let fields = columns.iter().map(|(name, kind)| Field::new(*name, kind.clone(), true));
         Arc::new(Schema::new(fields.collect::<Vec<_>>()))
@@ -89,6 +134,9 @@ impl Shape {
         let columns = match self {
             Self::ServiceEvent => service_events(first, rows, random),
             Self::Blob => blobs(first, rows, random),
+            Self::Sensor => readings(first, rows, random),
+            Self::Wide => wide(first, rows, random),
+            Self::Nested => orders(first, rows, random),
         };
         RecordBatch::try_new(self.schema(), columns).expect("the columns are those of the schema")
     }
@@ -102,9 +150,7 @@ fn service_events(first: u64, rows: usize, random: &mut StdRng) -> Vec<ArrayRef>
         texts(rows, || pick(&SERVICES, random)),
         texts(rows, || pick(&ENDPOINTS, random)),
         texts(rows, || pick(&REGIONS, random)),
-        Arc::new(Float64Array::from_iter_values(
-            (0..rows).map(|_| f64::from(random.random_range(100..900_000)) / 1000.0),
-        )),
+        numbers(rows, || f64::from(random.random_range(100..900_000)) / 1000.0),
         integers(rows, || [200, 200, 200, 201, 304, 404, 500][random.random_range(0..7)]),
         integers(rows, || random.random_range(100..200_000)),
     ]
@@ -117,6 +163,88 @@ fn blobs(first: u64, rows: usize, random: &mut StdRng) -> Vec<ArrayRef> {
         texts(rows, || device.clone()),
         integers(rows, || random.random()),
         texts(rows, || blob(random)),
+    ]
+}
+
+fn readings(first: u64, rows: usize, random: &mut StdRng) -> Vec<ArrayRef> {
+    vec![
+        times(first, rows),
+        texts(rows, || format!("sensor-{:05}", random.random_range(0..20_000))),
+        texts(rows, || pick(&METRICS, random)),
+        numbers(rows, || f64::from(random.random_range(-2_000..12_000)) / 100.0),
+    ]
+}
+
+/// A time, a name, and columns of whole numbers, fractions and words in turn.
+fn wide_schema() -> SchemaRef {
+    let kinds = [DataType::Int64, DataType::Float64, DataType::Utf8];
+    let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+    let first = [Field::new("ts", utc, true), Field::new("id", DataType::Utf8, true)];
+    let others = (0..WIDE_COLUMNS - first.len()).zip(kinds.iter().cycle());
+    let others = others.map(|(number, kind)| Field::new(format!("column_{number:03}"), kind.clone(), true));
+    Arc::new(Schema::new(first.into_iter().chain(others).collect::<Vec<_>>()))
+}
+
+fn wide(first: u64, rows: usize, random: &mut StdRng) -> Vec<ArrayRef> {
+    let mut columns = vec![times(first, rows), texts(rows, || format!("{:08x}", random.next_u32()))];
+    for number in 0..WIDE_COLUMNS - columns.len() {
+        columns.push(match number % 3 {
+            0 => integers(rows, || random.random_range(0..10_000)),
+            1 => numbers(rows, || f64::from(random.random_range(0..100_000)) / 100.0),
+            _ => texts(rows, || pick(&WORDS, random)),
+        });
+    }
+    columns
+}
+
+fn customer_fields() -> Fields {
+    let address = [("city", DataType::Utf8), ("zip", DataType::Utf8)];
+    let address = address.map(|(name, kind)| Field::new(name, kind, true));
+    Fields::from(vec![
+        Field::new("id", DataType::Int64, true),
+        Field::new("name", DataType::Utf8, true),
+        Field::new("address", DataType::Struct(address.to_vec().into()), true),
+    ])
+}
+
+fn item_fields() -> Fields {
+    let fields = [("sku", DataType::Utf8), ("quantity", DataType::Int64), ("price", DataType::Float64)];
+    fields.map(|(name, kind)| Field::new(name, kind, true)).to_vec().into()
+}
+
+fn structs(fields: Fields, columns: Vec<ArrayRef>) -> ArrayRef {
+    Arc::new(StructArray::new(fields, columns, None))
+}
+
+/// Lists of one to four.
+fn lists(rows: usize, random: &mut StdRng, values: impl FnOnce(usize, &mut StdRng) -> ArrayRef) -> ArrayRef {
+    let lengths: Vec<usize> = (0..rows).map(|_| random.random_range(1..=4)).collect();
+    let values = values(lengths.iter().sum(), random);
+    let element = Arc::new(Field::new("item", values.data_type().clone(), true));
+    Arc::new(ListArray::new(element, OffsetBuffer::from_lengths(lengths), values, None))
+}
+
+fn orders(first: u64, rows: usize, random: &mut StdRng) -> Vec<ArrayRef> {
+    let city = texts(rows, || pick(&REGIONS, random));
+    let zip = texts(rows, || format!("{:05}", random.random_range(1_000..99_999)));
+    let DataType::Struct(address) = customer_fields()[2].data_type().clone() else { return Vec::new() };
+    let customer = vec![
+        integers(rows, || random.random_range(1..2_000_000)),
+        texts(rows, || format!("{} {}", pick(&WORDS, random), pick(&WORDS, random))),
+        structs(address, vec![city, zip]),
+    ];
+    let items = lists(rows, random, |count, random| {
+        let sku = texts(count, || format!("sku-{:06}", random.random_range(0..500_000)));
+        let quantity = integers(count, || random.random_range(1..10));
+        let price = numbers(count, || f64::from(random.random_range(99..99_999)) / 100.0);
+        structs(item_fields(), vec![sku, quantity, price])
+    });
+    vec![
+        times(first, rows),
+        integers(rows, || random.random_range(0..1 << 40)),
+        structs(customer_fields(), customer),
+        items,
+        lists(rows, random, |count, random| texts(count, || pick(&SERVICES, random))),
     ]
 }
 
@@ -139,6 +267,10 @@ fn times(first: u64, rows: usize) -> ArrayRef {
 
 fn integers(rows: usize, mut value: impl FnMut() -> i64) -> ArrayRef {
     Arc::new(Int64Array::from_iter_values((0..rows).map(|_| value())))
+}
+
+fn numbers(rows: usize, mut value: impl FnMut() -> f64) -> ArrayRef {
+    Arc::new(Float64Array::from_iter_values((0..rows).map(|_| value())))
 }
 
 fn texts(rows: usize, mut value: impl FnMut() -> String) -> ArrayRef {
@@ -186,27 +318,42 @@ pub fn json_lines(batch: &RecordBatch) -> anyhow::Result<Bytes> {
     Ok(bytes.into())
 }
 
-/// The descriptor of the messages that `messages` makes, serialized: a field for each column, numbered from 1.
+/// The descriptor of the messages that `messages` makes, serialized: a field for each column, numbered from 1; types of
+/// structs are nested in it and called as their columns.
 ///
 /// # Errors
 /// A type that no workload has.
 pub fn descriptor(schema: &Schema) -> anyhow::Result<Vec<u8>> {
-    let field = |(number, column): (i32, &Arc<Field>)| {
-        let kind = match column.data_type() {
+    Ok(descriptor_of("Record", schema.fields())?.encode_to_vec())
+}
+
+fn descriptor_of(name: &str, fields: &Fields) -> anyhow::Result<DescriptorProto> {
+    let mut message = DescriptorProto { name: Some(name.to_owned()), ..DescriptorProto::default() };
+    for (number, field) in (1..).zip(fields) {
+        let (held, label) = match field.data_type() {
+            DataType::List(element) => (element.data_type(), Some(Label::Repeated)),
+            held => (held, None),
+        };
+        let kind = match held {
             DataType::Int64 | DataType::Timestamp(..) => Type::Int64,
             DataType::Float64 => Type::Double,
             DataType::Utf8 => Type::String,
+            DataType::Struct(fields) => {
+                message.nested_type.push(descriptor_of(field.name(), fields)?);
+                Type::Message
+            }
             other => anyhow::bail!("no workload has a column of type {other}"),
         };
-        Ok(FieldDescriptorProto {
-            name: Some(column.name().clone()),
+        message.field.push(FieldDescriptorProto {
+            name: Some(field.name().clone()),
             number: Some(number),
+            label: label.map(Into::into),
             r#type: Some(kind.into()),
+            type_name: (kind == Type::Message).then(|| field.name().clone()),
             ..FieldDescriptorProto::default()
-        })
-    };
-    let field = (1..).zip(schema.fields()).map(field).collect::<anyhow::Result<_>>()?;
-    Ok(DescriptorProto { name: Some("Record".into()), field, ..DescriptorProto::default() }.encode_to_vec())
+        });
+    }
+    Ok(message)
 }
 
 /// The rows as protobuf messages, before each its length, without the nulls.
@@ -217,13 +364,18 @@ pub fn messages(batch: &RecordBatch) -> anyhow::Result<Bytes> {
     let (mut bytes, mut message) = (Vec::with_capacity(batch.num_rows() * 300), Vec::new());
     for row in 0..batch.num_rows() {
         message.clear();
-        for (number, column) in (1..).zip(batch.columns()).filter(|(_, column)| column.is_valid(row)) {
-            encode_field(number, column, row, &mut message)?;
-        }
+        encode_fields(batch.columns(), row, &mut message)?;
         encoding::encode_varint(message.len() as u64, &mut bytes);
         bytes.extend_from_slice(&message);
     }
     Ok(bytes.into())
+}
+
+fn encode_fields(columns: &[ArrayRef], row: usize, message: &mut Vec<u8>) -> anyhow::Result<()> {
+    for (number, column) in (1..).zip(columns).filter(|(_, column)| column.is_valid(row)) {
+        encode_field(number, column, row, message)?;
+    }
+    Ok(())
 }
 
 fn encode_field(number: u32, column: &ArrayRef, row: usize, message: &mut Vec<u8>) -> anyhow::Result<()> {
@@ -240,6 +392,17 @@ fn encode_field(number: u32, column: &ArrayRef, row: usize, message: &mut Vec<u8
         }
         DataType::Utf8 => {
             encoding::string::encode(number, &column.as_string::<i32>().value(row).to_owned(), message);
+        }
+        DataType::Struct(_) => {
+            let mut nested = Vec::new();
+            encode_fields(column.as_struct().columns(), row, &mut nested)?;
+            encoding::bytes::encode(number, &nested, message);
+        }
+        DataType::List(_) => {
+            let elements = column.as_list::<i32>().value(row);
+            for element in 0..elements.len() {
+                encode_field(number, &elements, element, message)?;
+            }
         }
         other => anyhow::bail!("no workload has a column of type {other}"),
     }
@@ -263,6 +426,17 @@ fn json_value(column: &ArrayRef, row: usize) -> anyhow::Result<serde_json::Value
         DataType::Int64 => column.as_primitive::<Int64Type>().value(row).into(),
         DataType::Float64 => column.as_primitive::<Float64Type>().value(row).into(),
         DataType::Utf8 => column.as_string::<i32>().value(row).into(),
+        DataType::Struct(fields) => {
+            let columns = fields.iter().zip(column.as_struct().columns());
+            let columns = columns.filter(|(_, column)| column.is_valid(row));
+            let object = columns.map(|(field, column)| Ok((field.name().clone(), json_value(column, row)?)));
+            object.collect::<anyhow::Result<serde_json::Map<_, _>>>()?.into()
+        }
+        DataType::List(_) => {
+            let elements = column.as_list::<i32>().value(row);
+            let elements = (0..elements.len()).map(|element| json_value(&elements, element));
+            elements.collect::<anyhow::Result<Vec<_>>>()?.into()
+        }
         DataType::Timestamp(..) => {
             let format = FormatOptions::default();
             format!("{}Z", ArrayFormatter::try_new(column, &format)?.value(row)).into()
@@ -348,7 +522,7 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_records() {
-        for shape in [Shape::ServiceEvent, Shape::Blob] {
+        for shape in Shape::ALL {
             let batch = |seed| shape.batch(5, 20, &mut StdRng::seed_from_u64(seed));
             assert_eq!(batch(7), batch(7));
             assert_ne!(batch(7), batch(8));
@@ -362,11 +536,16 @@ mod tests {
         assert!((220_000..280_000).contains(&events.len()), "{} bytes", events.len());
         let blobs = ipc_stream(&Shape::Blob.batch(0, 1000, &mut random)).expect("IPC");
         assert!((1_000_000..1_200_000).contains(&blobs.len()), "{} bytes", blobs.len());
+        for shape in Shape::ALL {
+            let lines = json_lines(&shape.batch(0, 100, &mut random)).expect("JSON");
+            let ratio = lines.len() as f64 / 100.0 / shape.about_bytes() as f64;
+            assert!((0.8..1.2).contains(&ratio), "{shape:?}: {} bytes", lines.len() / 100);
+        }
     }
 
     #[test]
     fn a_record_keeps_its_hash_through_json() {
-        for shape in [Shape::ServiceEvent, Shape::Blob] {
+        for shape in Shape::ALL {
             let batch = shape.batch(0, 100, &mut StdRng::seed_from_u64(3));
             let mut decoder = JsonDecoder::new(shape.schema(), 1 << 20).expect("a schema");
             let text = json_lines(&batch).expect("JSON");
@@ -378,7 +557,7 @@ mod tests {
 
     #[test]
     fn a_record_keeps_its_values_through_protobuf() {
-        for shape in [Shape::ServiceEvent, Shape::Blob] {
+        for shape in Shape::ALL {
             let batch = shape.batch(0, 100, &mut StdRng::seed_from_u64(3));
             let descriptor = descriptor(&shape.schema()).expect("a descriptor");
             let decoder = ProtobufDecoder::new(&shape.schema(), &descriptor, UnknownFields::Refuse);

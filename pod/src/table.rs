@@ -162,6 +162,7 @@ impl Storage {
     pub fn at(disk: &Stores, place: &TablesPlace) -> Result<Self, Error> {
         match place {
             TablesPlace::Directory(root) => {
+                place.check_name()?;
                 let attempted = format!("make the tables' directory {}", root.display());
                 delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
                 Self::opened(disk, root).map_err(|error| storage(&attempted, &*error))
@@ -176,6 +177,7 @@ impl Storage {
     /// Where the root cannot be opened.
     pub fn there(place: &TablesPlace) -> Result<Self, Error> {
         let failed = |error: &dyn std::error::Error| storage(&format!("open {place}"), error);
+        place.check_name()?;
         match place {
             TablesPlace::Directory(root) => {
                 Self::opened(&Stores::disk(), root).map_err(|error| failed(&*error))

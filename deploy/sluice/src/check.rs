@@ -76,8 +76,9 @@ impl<'a> Faults<'a> {
     pub(crate) fn tables(&mut self, key: &str, place: &TablesPlace) {
         match place {
             TablesPlace::Directory(dir) => self.directory(key, dir),
-            bucket => self.extend(bucket.check().err().map(|why| format!("{key}, {why}"))),
+            TablesPlace::S3 { .. } => {}
         }
+        self.extend(place.check().err().map(|why| format!("{key}, {why}")));
     }
 
     /// A directory that is there, or can be made, and written.

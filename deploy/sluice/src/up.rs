@@ -287,13 +287,16 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     let scope = TaskScope::new(OnPanic::EndTask);
     let membership = cluster::join(&cluster, config.id.as_str(), peers, &scope).await?;
     let after_drain = config.after_drain;
-    let pod = match Pod::start(config, Listen::Tcp, membership).await {
+    let mut signals = Signals::new()?;
+    let start = Box::pin(Pod::start(config, Listen::Tcp, membership));
+    let pod = match signals.unless_ended(start).await {
+        None => return Ok(ExitCode::from(EXIT_HURRIED)),
         // Whoever starts it again would only be told so again.
-        Err(error) if error.code == LOG_RELEASED => {
+        Some(Err(error)) if error.code == LOG_RELEASED => {
             print::note(format_args!("error: {error}"));
             return Ok(ExitCode::from(EXIT_CONFLICT));
         }
-        started => started?,
+        Some(started) => started?,
     };
     if let Some(address) = pod.address() {
         print::answer(format_args!("pod {} listens on {address}", pod.id()))?;
@@ -305,7 +308,7 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
             std::future::pending().await
         }
     };
-    run_until_signal(async move |hurry| pod.drain_or_hurry(&hurry).await, ended).await
+    signals.run(async move |hurry| pod.drain_or_hurry(&hurry).await, ended).await
 }
 
 /// Keys that `sluice up` decides itself: passing over them would keep data where nobody looks for it.
@@ -455,28 +458,61 @@ pub(crate) async fn run_until_signal(
     drain: impl AsyncFnOnce(Hurry),
     ended: impl Future<Output = ()>,
 ) -> anyhow::Result<ExitCode> {
-    // It means what it says on a terminal alone: elsewhere it asks to read files again, and ends nobody.
-    let _hangups = Hangups::new();
-    let mut signals = Terminations::new().context("cannot wait for signals")?;
-    tokio::select! {
-        biased; // the order is of no consequence: both lead to the drain
-        () = ended => {}
-        () = signals.next() => print::note(
-            "draining: once more to commit no more (what is durable is then committed at the next start)",
-        ),
+    Signals::new()?.run(drain, ended).await
+}
+
+/// What ends a process in good order.
+struct Signals {
+    terminations: Terminations,
+    /// It means what it says on a terminal alone: elsewhere it asks to read files again, and ends nobody.
+    _hangups: Option<Hangups>,
+}
+
+impl Signals {
+    /// From now on none ends the process by itself.
+    fn new() -> anyhow::Result<Self> {
+        let terminations = Terminations::new().context("cannot wait for signals")?;
+        Ok(Self { terminations, _hangups: Hangups::new() })
     }
-    let hurry = Hurry::default();
-    let mut draining = pin!(drain(hurry.clone()));
-    tokio::select! {
-        biased; // a drain that is done needs no hurry
-        () = &mut draining => return Ok(ExitCode::SUCCESS),
-        () = signals.next() => hurry.hurry(),
+
+    /// Starts what is to be ended by them. None where one comes before that is done.
+    async fn unless_ended<T>(&mut self, start: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased; // what is started is ended in good order
+            started = start => Some(started),
+            () = self.terminations.next() => {
+                print::note("ended before it had started: what its log holds is committed at the next start");
+                None
+            }
+        }
     }
-    print::note("flushing what was accepted: once more to end at once");
-    tokio::select! {
-        biased; // the same
-        () = draining => {}
-        () = signals.next() => {}
+
+    async fn run(
+        self,
+        drain: impl AsyncFnOnce(Hurry),
+        ended: impl Future<Output = ()>,
+    ) -> anyhow::Result<ExitCode> {
+        let Self { terminations: mut signals, _hangups } = self;
+        tokio::select! {
+            biased; // the order is of no consequence: both lead to the drain
+            () = ended => {}
+            () = signals.next() => print::note(
+                "draining: once more to commit no more (what is durable is then committed at the next start)",
+            ),
+        }
+        let hurry = Hurry::default();
+        let mut draining = pin!(drain(hurry.clone()));
+        tokio::select! {
+            biased; // a drain that is done needs no hurry
+            () = &mut draining => return Ok(ExitCode::SUCCESS),
+            () = signals.next() => hurry.hurry(),
+        }
+        print::note("flushing what was accepted: once more to end at once");
+        tokio::select! {
+            biased; // the same
+            () = draining => {}
+            () = signals.next() => {}
+        }
+        Ok(ExitCode::from(EXIT_HURRIED))
     }
-    Ok(ExitCode::from(EXIT_HURRIED))
 }

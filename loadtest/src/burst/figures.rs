@@ -12,6 +12,7 @@ use crate::auditor::Verdict;
 use crate::elastic::Wait;
 use crate::history::History;
 use crate::plot::{Level, Line, Mark, TimePlot};
+use crate::pool::SeenPod;
 
 /// The p99 of acks is that of the records that were due within so long.
 const WINDOW: Duration = Duration::from_secs(5);
@@ -29,15 +30,6 @@ const BACK_AIM: Duration = Duration::from_secs(60);
 const NEW_SHARE_AIM: f64 = 0.5;
 /// Height of one plot.
 const PLOT_PX: usize = 380;
-
-/// A pod at one moment.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct SeenPod {
-    pub(super) id: String,
-    pub(super) phase: String,
-    pub(super) streams: u64,
-    pub(super) load: f64,
-}
 
 /// The pool at one moment, since the run's beginning.
 #[derive(Debug, Clone, PartialEq)]
@@ -110,7 +102,7 @@ impl Seen {
 
 impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (nth, SeenPod { id, phase, streams, load }) in self.pods.iter().enumerate() {
+        for (nth, SeenPod { id, phase, streams, load, .. }) in self.pods.iter().enumerate() {
             let comma = if nth > 0 { ", " } else { "" };
             write!(f, "{comma}{id} {phase} ({streams} streams, load {load:.2})")?;
         }
@@ -471,6 +463,7 @@ mod tests {
             phase: "active".to_owned(),
             streams: 1,
             load: 0.5,
+            lag_ms: None,
         };
         let seen = (0..70).map(|at| Seen { at: s(at), pods: (1..=pods(at)).map(pod).collect() }).collect();
         let waits =

@@ -1,10 +1,8 @@
 //! One producer for each transport: full pace within a bounded number of unacked bytes, messages encoded beforehand.
 //!
 //! *Owns*: the pace, the time until the last ack, the receiver's CPU time meanwhile.
-//! *Does not own*: what the protocols say (`framed`, `http`, `grpc`).
+//! *Does not own*: what the protocols say (`load::target`, and `http` for one long body).
 
-mod framed;
-mod grpc;
 mod http;
 
 use std::collections::VecDeque;
@@ -13,18 +11,21 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure};
+use anyhow::{anyhow, bail};
 use tokio::sync::Notify;
 
-use super::messages::{Load, Message};
-use super::{Edge, Transport};
+use super::{Edge, TABLE, Transport};
 use crate::cluster::cpu_of;
+use crate::load::messages::Load;
+use crate::load::target::framed::{Quic, Speech, WebSocket};
+use crate::load::target::grpc::{Flight, Zerobus};
+use crate::load::target::{Answers, Ask, Outbound, Target};
 
 /// Sent and not acked, in bytes of payload: below a gateway's own window, so that no receiver is the one to hold up.
 const WINDOW_BYTES: usize = 4 << 20;
 
 /// Whom to send to, and whose CPU time counts.
-pub(super) struct Target {
+pub(super) struct Receiver {
     pub(super) address: SocketAddr,
     /// Trusted, where the transport is encrypted.
     pub(super) certificate: PathBuf,
@@ -44,75 +45,58 @@ pub(super) struct Sent {
     pub(super) cpu: Duration,
 }
 
-/// The way out of an open stream.
-trait Outbound: Send {
-    /// Bytes that may be sent without an ack.
-    const WINDOW_BYTES: usize = WINDOW_BYTES;
-
-    /// Sends a message, perhaps only as far as a buffer.
-    fn send(
-        &mut self,
-        first_offset: u64,
-        message: &Message,
-    ) -> impl Future<Output = anyhow::Result<()>> + Send;
-    /// What waits in buffers goes out.
-    fn flush(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
-    /// Says that there is no more, where the answers still come after that.
-    fn finish(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
-}
-
-/// The way back.
-trait Answers: Send {
-    /// Up to here, as an offset that is not acked, all records are; None at the end.
-    fn next(&mut self) -> impl Future<Output = anyhow::Result<Option<u64>>> + Send;
-}
-
 /// Opens a stream over the edge's transport and sends for as long as `run`.
 ///
 /// # Errors
 /// No connection, a refusal, a lost connection.
 pub(super) async fn produce(
     edge: &Edge,
-    target: &Target,
+    receiver: &Receiver,
     load: &Load,
     run: Duration,
 ) -> anyhow::Result<Sent> {
     match edge.transport {
-        Transport::WebSocketFrames => {
-            let (out, answers) = framed::open_websocket(target, load, framed::Speech::Frames).await?;
-            measured(out, answers, target, load, run).await
-        }
-        Transport::WebSocketTexts => {
-            let (out, answers) = framed::open_websocket(target, load, framed::Speech::Texts).await?;
-            measured(out, answers, target, load, run).await
-        }
-        Transport::Quic => {
-            let (out, answers) = framed::open_quic(target, load).await?;
-            measured(out, answers, target, load, run).await
-        }
+        Transport::WebSocketFrames => stream(&WebSocket(Speech::Frames), receiver, load, run).await,
+        Transport::WebSocketTexts => stream(&WebSocket(Speech::Texts), receiver, load, run).await,
+        Transport::Quic => stream(&Quic::new(1)?, receiver, load, run).await,
+        Transport::Zerobus => stream(&Zerobus, receiver, load, run).await,
+        Transport::Flight => stream(&Flight, receiver, load, run).await,
         Transport::Http => {
-            let (out, answers) = http::open(target, load).await?;
-            measured(out, answers, target, load, run).await
-        }
-        Transport::Zerobus => {
-            let (out, answers) = grpc::open_zerobus(target, load).await?;
-            measured(out, answers, target, load, run).await
-        }
-        Transport::Flight => {
-            let (out, answers) = grpc::open_flight(target, load).await?;
-            measured(out, answers, target, load, run).await
+            let (out, answers) = http::open(receiver, load).await?;
+            // A post has one ack: the receiver's own window is the bound.
+            measured((out, answers), receiver, (load, usize::MAX), run).await
         }
     }
 }
 
-async fn measured(
-    mut out: impl Outbound,
-    mut answers: impl Answers,
-    target: &Target,
+async fn stream(
+    target: &impl Target,
+    receiver: &Receiver,
     load: &Load,
     run: Duration,
 ) -> anyhow::Result<Sent> {
-    let pid = target.pid.to_string();
+    let ask = Ask {
+        address: &receiver.address.to_string(),
+        certificate: Some(&receiver.certificate),
+        table: TABLE,
+        name: None,
+        resume_at: None,
+        encoding: load.encoding,
+        schema: &load.schema,
+        rows: load.rows,
+        until_committed: false,
+    };
+    let opened = target.open(&ask).await?;
+    measured((opened.out, opened.answers), receiver, (load, WINDOW_BYTES), run).await
+}
+
+async fn measured(
+    (mut out, mut answers): (impl Outbound, impl Answers),
+    receiver: &Receiver,
+    load: (&Load, usize),
+    run: Duration,
+) -> anyhow::Result<Sent> {
+    let pid = receiver.pid.to_string();
     let (cpu, began) = (cpu_of(&pid)?, Instant::now());
     let progress = Progress::default();
     let (records, bytes) = tokio::select! {
@@ -135,7 +119,11 @@ struct Progress {
 async fn hear(answers: &mut impl Answers, progress: &Progress) -> anyhow::Error {
     loop {
         match answers.next().await {
-            Ok(Some(durable_next)) => {
+            Ok(Some(told)) if told.rejected.is_some() => {
+                return anyhow!("a good record was refused: {told:?}");
+            }
+            Ok(Some(told)) => {
+                let Some(durable_next) = told.durable_next else { continue };
                 progress.durable_next.store(durable_next, Ordering::Relaxed);
                 progress.moved.notify_one();
             }
@@ -153,13 +141,13 @@ async fn hear(answers: &mut impl Answers, progress: &Progress) -> anyhow::Error 
 /// Beside the offset: no more answers come.
 const ENDED: u64 = 1 << 63;
 
-async fn send_all<O: Outbound>(
-    out: &mut O,
+async fn send_all(
+    out: &mut impl Outbound,
     progress: &Progress,
-    load: &Load,
+    (load, window): (&Load, usize),
     deadline: Instant,
 ) -> anyhow::Result<(u64, u64)> {
-    let mut unacked = Unacked::new(O::WINDOW_BYTES);
+    let mut unacked = Unacked::new(window);
     let (mut next, mut sent_bytes) = (0, 0);
     for message in load.messages.iter().cycle() {
         if Instant::now() >= deadline {
@@ -216,12 +204,6 @@ impl Unacked {
         }
         Ok(self.messages.is_empty())
     }
-}
-
-/// One more than an offset that was acked.
-fn after(offset: Option<u64>) -> anyhow::Result<Option<u64>> {
-    ensure!(offset.is_none_or(|offset| offset < ENDED - 1), "an ack of an impossible offset");
-    Ok(offset.map(|offset| offset + 1))
 }
 
 #[cfg(test)]

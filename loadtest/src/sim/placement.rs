@@ -359,6 +359,7 @@ fn plots(rows: &[Row]) -> anyhow::Result<Vec<(&'static str, String)>> {
         lines: lines.collect(),
         marks: marks(&small(1, Policy::Sluice, JUDGED_S)),
         levels: vec![Level { y: HOTTEST_MAX, name: "aim".to_owned() }],
+        ..TimePlot::default()
     };
     let two = judged().find(|row| row.policy == Policy::TwoChoices).map(|row| row.median(Figures::per_pair));
     let files = BarPlot {
@@ -397,6 +398,7 @@ fn size_plot(sluice: &Figures, two: &Figures) -> anyhow::Result<String> {
         ],
         marks: marks(&large(Policy::Sluice)),
         levels: vec![Level { y: HOTTEST_MAX, name: "aim".to_owned() }],
+        ..TimePlot::default()
     };
     plot.to_svg()
 }

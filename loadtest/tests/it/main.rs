@@ -9,3 +9,4 @@ mod bench;
 mod edges;
 #[cfg(debug_assertions)]
 mod fuzz;
+mod rig;

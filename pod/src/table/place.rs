@@ -15,6 +15,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
 use serde::Deserialize;
+use sluice_shared::error::Error;
 use sluice_shared::fault;
 
 use super::faulty::FaultyStore;
@@ -79,6 +80,11 @@ impl TablesPlace {
         let builder = AmazonS3Builder::from_env();
         // In the clear only where somebody has written such an endpoint.
         let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+        if let Some(endpoint) = endpoint.as_ref().filter(|url| !is_endpoint(url)) {
+            let source =
+                format!("AWS_ENDPOINT is {endpoint:?}: expected http://host:port or https://host").into();
+            return Err(object_store::Error::Generic { store: S3, source });
+        }
         let is_plain = endpoint.is_some_and(|url| url.starts_with("http://"));
         let client = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_allow_http(is_plain);
         let store = builder
@@ -90,13 +96,43 @@ impl TablesPlace {
         Ok(Some(Stores::of(Arc::new(store))))
     }
 
-    /// Whether a bucket's store can be made of what the environment says.
+    /// Whether tables can be there by its name, and a bucket's store can be made of what the environment says.
     ///
     /// # Errors
     /// It cannot; why.
     pub fn check(&self) -> Result<(), String> {
+        self.check_name().map_err(|error| error.message)?;
         self.bucket().map(drop).map_err(|error| format!("{self}: {error}"))
     }
+
+    /// The Delta kernel takes paths for URLs, and would look elsewhere.
+    pub(super) fn check_name(&self) -> Result<(), Error> {
+        let name = match self {
+            // As it is found, so that a relative one counts with what it is below.
+            Self::Directory(directory) => {
+                std::path::absolute(directory).unwrap_or_else(|_| directory.clone())
+            }
+            Self::S3 { prefix, .. } => PathBuf::from(prefix.as_ref()),
+        };
+        match name.to_string_lossy().contains(['%', '?', '#']) {
+            false => Ok(()),
+            true => {
+                let message = format!(
+                    "tables cannot be in {}: a path with %, ? or # is read in two ways; \
+                    choose one without",
+                    name.display()
+                );
+                Err(Error::invalid("tables_place", message))
+            }
+        }
+    }
+}
+
+fn is_endpoint(url: &str) -> bool {
+    let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+    host.is_some_and(|host| {
+        !host.is_empty() && !host.starts_with(['/', ':', '?', '#']) && !host.contains(' ')
+    })
 }
 
 impl TryFrom<String> for TablesPlace {
@@ -147,6 +183,25 @@ impl fmt::Display for TablesPlace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_read_in_two_ways_is_no_place() {
+        for bad in ["/a%20b", "a/b?c", "s3://lake/x#y", "s3://lake/100%"] {
+            let error = bad.parse::<TablesPlace>().expect("a place").check_name().expect_err(bad);
+            assert!(error.message.contains("choose one without"), "{error}");
+        }
+        "/a b/ü+é".parse::<TablesPlace>().expect("a place").check_name().expect("good");
+    }
+
+    #[test]
+    fn an_endpoint_has_a_scheme_and_a_host() {
+        for good in ["http://127.0.0.1:9000", "https://s3.example.org", "https://host/path"] {
+            assert!(is_endpoint(good), "{good}");
+        }
+        for bad in ["", "localhost:9000", "http://", "nonsense", "https://:1", "http:///x", "ftp://host"] {
+            assert!(!is_endpoint(bad), "{bad}");
+        }
+    }
 
     #[test]
     fn a_place_is_a_directory_or_a_bucket() {

@@ -10,15 +10,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::{Answers, ENDED, Outbound, Target};
+use super::{ENDED, Receiver};
 use crate::edges::TABLE;
-use crate::edges::messages::{Body, Load, Message};
+use crate::load::messages::{Body, Load, Message};
+use crate::load::target::{Answers, Outbound, Told};
 
 /// The end of an Arrow IPC stream.
 const IPC_END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
 /// Connects, and sends the head of a post.
-pub(super) async fn open(target: &Target, load: &Load) -> anyhow::Result<(HttpOut, HttpAnswers)> {
+pub(super) async fn open(target: &Receiver, load: &Load) -> anyhow::Result<(HttpOut, HttpAnswers)> {
     let is_arrow = load.encoding == Encoding::Arrow;
     let content_type = if is_arrow { "application/vnd.apache.arrow.stream" } else { "application/x-ndjson" };
     let socket = TcpStream::connect(target.address).await.context("cannot connect")?;
@@ -54,8 +55,6 @@ impl HttpOut {
 }
 
 impl Outbound for HttpOut {
-    const WINDOW_BYTES: usize = usize::MAX;
-
     async fn send(&mut self, _: u64, message: &Message) -> anyhow::Result<()> {
         let Body::Payload(payload) = &message.body else {
             anyhow::bail!("a chunk has its records in one piece")
@@ -82,7 +81,7 @@ pub(super) struct HttpAnswers {
 
 impl Answers for HttpAnswers {
     /// The one answer, which covers all.
-    async fn next(&mut self) -> anyhow::Result<Option<u64>> {
+    async fn next(&mut self) -> anyhow::Result<Option<Told>> {
         if std::mem::replace(&mut self.has_answered, true) {
             return Ok(None);
         }
@@ -91,6 +90,6 @@ impl Answers for HttpAnswers {
         ensure!(answer.starts_with("HTTP/1.1 200 "), "the post was answered {answer:?}");
         let refused_none = !answer.contains("\"rejected_total\"") || answer.contains("\"rejected_total\":0,");
         ensure!(refused_none, "good records were rejected: {answer:?}");
-        Ok(Some(ENDED - 1))
+        Ok(Some(Told::durable(ENDED - 1)))
     }
 }

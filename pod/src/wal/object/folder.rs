@@ -27,7 +27,7 @@ use sluice_shared::ids::{LogId, PodId};
 use sluice_shared::lifecycle::now_us;
 
 use super::super::WalError;
-use super::form;
+use super::form::{self, SEAL_BYTES};
 
 /// Where logs are kept.
 #[derive(Debug, Clone)]
@@ -93,9 +93,18 @@ impl LogStore {
     /// What a log says of itself; None where it is done with.
     ///
     /// # Errors
-    /// `Store`, `NewerFormat`, `CorruptObject`.
+    /// `Store`, `NewerFormat`, `CorruptObject`, also where there are objects of records and no header.
     pub async fn header(&self, log: LogId) -> Result<Option<LogHeader>, WalError> {
-        self.folder(log).header().await
+        let folder = self.folder(log);
+        let header = folder.header().await?;
+        // The header goes last, when all that had records has gone.
+        if header.is_none()
+            && let Some((number, _)) = folder.numbers().await?.iter().find(|(_, bytes)| **bytes > SEAL_BYTES)
+        {
+            let reason = format!("it is missing, though {} is there: restore it", folder.name_of(*number));
+            return Err(corrupt(&folder.header_path(), reason));
+        }
+        Ok(header)
     }
 
     pub(super) fn folder(&self, log: LogId) -> Folder {

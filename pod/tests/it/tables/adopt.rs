@@ -157,6 +157,27 @@ async fn two_adopters_at_one_time_double_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_log_without_its_header_is_missed_while_it_has_records() {
+    let root = TempDir::new().expect("a directory");
+    let pod = Pod::with(root.path(), |config| config.pod = id("pod-2"));
+    let table = pod.create(numbers(), &[]).await;
+    let dead = begin(root.path(), "pod-1").await;
+    let logs = logs(root.path());
+    let folder = root.path().join("_sluice/wal").join(dead.log_id().0.to_string());
+    write(&dead, batch(&table, vec![run(&stream("s"), 1, 0, 10)])).await;
+    let (header, kept) = (folder.join("header.json"), folder.join("kept"));
+    std::fs::rename(&header, &kept).expect("there");
+    let missed = logs.header(dead.log_id()).await.expect_err("records without a header").to_string();
+    assert!(missed.contains("header.json") && missed.contains("restore it"), "{missed}");
+    std::fs::rename(&kept, &header).expect("there");
+    adopts(&pod, "pod-2", Duration::ZERO);
+    holds_nothing(&pod, dead.log_id()).await;
+    left(root.path(), dead.log_id()).await;
+    assert!(logs.header(dead.log_id()).await.expect("read").is_none(), "a log that is done with");
+    pod.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_adopter_that_dies_leaves_the_log_to_the_next() {
     let root = TempDir::new().expect("a directory");
     let first = Pod::with(root.path(), |config| config.pod = id("pod-2"));

@@ -1,7 +1,7 @@
-//! What is sent: the same records whatever the edge, encoded beforehand and cut as the edge wants them.
+//! What is sent: the same records whatever the protocol, encoded beforehand and cut as the protocol wants them.
 //!
 //! *Owns*: a run's messages.
-//! *Does not own*: the records (`workload`), sending them (`producers`).
+//! *Does not own*: the records (`workload`), sending them.
 
 use std::sync::Arc;
 
@@ -9,14 +9,16 @@ use anyhow::{Context, anyhow, bail, ensure};
 use arrow::ipc::root_as_message;
 use bytes::Bytes;
 use prost::encoding::decode_varint;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 use sluice_shared::frame::{Encoding, lines};
 use tokio_tungstenite::tungstenite::Utf8Bytes;
 
-use super::{Edge, Transport};
-use crate::bench::Feed;
+use crate::bench::{Feed, SEED};
+use crate::edges::{Edge, Transport};
 use crate::workload::{self, Shape};
 
-/// Records that are encoded together.
+/// Records that are encoded together, where they go out one by one.
 const FRAME_ROWS: usize = 1000;
 /// Before the length of each message of an Arrow IPC stream.
 const CONTINUATION: [u8; 4] = [0xff; 4];
@@ -38,7 +40,7 @@ pub(crate) enum Body {
     /// The same as text.
     Text(Utf8Bytes),
     /// One by one.
-    Records(Vec<Bytes>),
+    Records(Arc<[Bytes]>),
     /// An Arrow message.
     Batch { header: Bytes, body: Bytes },
 }
@@ -57,7 +59,8 @@ pub(crate) struct Load {
 impl Load {
     /// About `bytes` of records of this shape.
     pub(crate) fn new(edge: &Edge, shape: Shape, bytes: usize) -> anyhow::Result<Self> {
-        let feed = Feed::of(shape, edge.encoding, FRAME_ROWS, bytes)?;
+        let frame_rows = frame_rows(edge);
+        let feed = Feed::of(shape, edge.encoding, frame_rows, bytes)?;
         let mut schema = match edge.encoding {
             Encoding::Protobuf => workload::descriptor(&shape.schema())?.into(),
             _ => Bytes::new(),
@@ -67,7 +70,7 @@ impl Load {
             match (edge.transport, edge.encoding) {
                 (Transport::WebSocketTexts | Transport::Zerobus, _) => {
                     let records = records(&frame.payload, edge.encoding)?;
-                    ensure!(records.len() == FRAME_ROWS, "a frame of {} records", records.len());
+                    ensure!(records.len() == frame_rows, "a frame of {} records", records.len());
                     messages.extend(records.chunks(edge.rows).map(|records| whole(edge.transport, records)));
                 }
                 (Transport::Http | Transport::Flight, Encoding::Arrow) => {
@@ -91,6 +94,25 @@ impl Load {
         ensure!(messages.iter().all(|message| message.rows == rows), "messages of different sizes");
         Ok(Self { encoding: edge.encoding, schema, rows, messages: messages.into() })
     }
+
+    /// Of each message, its records' hashes: the records are made once more.
+    pub(crate) fn hashes(&self, edge: &Edge, shape: Shape) -> anyhow::Result<Arc<[Vec<u64>]>> {
+        let (mut random, mut hashes) = (StdRng::seed_from_u64(SEED), Vec::new());
+        let (rows, all) = (self.rows as usize, self.messages.len() * self.rows as usize);
+        while hashes.len() < all {
+            let batch = shape.batch(hashes.len() as u64, frame_rows(edge), &mut random);
+            hashes.extend(workload::row_hashes(&batch)?);
+        }
+        Ok(hashes.chunks(rows).map(<[u64]>::to_vec).collect())
+    }
+}
+
+/// Records that are encoded together.
+fn frame_rows(edge: &Edge) -> usize {
+    match edge.transport {
+        Transport::WebSocketTexts | Transport::Zerobus => FRAME_ROWS.next_multiple_of(edge.rows),
+        _ => edge.rows,
+    }
 }
 
 fn whole(transport: Transport, records: &[Bytes]) -> anyhow::Result<Message> {
@@ -98,7 +120,7 @@ fn whole(transport: Transport, records: &[Bytes]) -> anyhow::Result<Message> {
     let body = match (transport, records) {
         (Transport::WebSocketTexts, [one]) => Body::Text(Utf8Bytes::try_from(one.clone())?),
         (Transport::WebSocketTexts, _) => bail!("a text message is one record here"),
-        _ => Body::Records(records.to_vec()),
+        _ => Body::Records(records.into()),
     };
     Ok(Message { rows: u32::try_from(records.len())?, bytes, body })
 }

@@ -1,0 +1,326 @@
+//! Traces of what once happened: a file of records with their times, cut into streams, as they are to be sent again.
+//!
+//! All of it is in memory: as much as some times the unpacked file.
+//!
+//! *Owns*: reading Parquet, CSV and NDJSON, the order of records, what is wrong with a file.
+//! *Does not own*: when records are sent (`source`).
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, UInt32Array};
+use arrow::compute::{cast, concat_batches, take_record_batch};
+use arrow::csv::ReaderBuilder as CsvBuilder;
+use arrow::csv::reader::Format;
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
+use arrow::json::reader::infer_json_schema;
+use arrow::json::{LineDelimitedWriter, ReaderBuilder as JsonBuilder};
+use bytes::Bytes;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+/// Rows from which the types of CSV and NDJSON are inferred.
+const INFER_ROWS: usize = 10_000;
+/// Streams are connections.
+const STREAMS_MAX: usize = 20_000;
+/// Where epochs of seconds, milliseconds and microseconds end: in the year 5138, 1973 and 1973 of the next one.
+const SECONDS_MAX: i64 = 100_000_000_000;
+const MILLIS_MAX: i64 = 100_000_000_000_000;
+const MICROS_MAX: i64 = 100_000_000_000_000_000;
+
+/// What is in a file.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    /// Of its table.
+    pub(crate) schema: SchemaRef,
+    /// By the stream's value.
+    pub(crate) streams: Vec<TracedStream>,
+    pub(crate) records: usize,
+    /// From the first record to the last, µs.
+    pub(crate) span_us: u64,
+}
+
+/// The records of one value, in the order of their times.
+#[derive(Debug)]
+pub(crate) struct TracedStream {
+    pub(crate) value: String,
+    /// JSON, one record a line.
+    pub(crate) text: Bytes,
+    /// Of each record µs since the first one of the file, and where it ends in the text.
+    pub(crate) records: Vec<(u64, usize)>,
+}
+
+impl Trace {
+    /// Reads a file: `.parquet`, `.csv`, `.ndjson` or `.jsonl`, the latter also behind `.gz` or `.zst`.
+    ///
+    /// # Errors
+    /// It cannot be read, has no such columns, or a row without time or stream: by file, row and column.
+    pub(crate) fn read(path: &Path, time: &str, stream: &str) -> anyhow::Result<Self> {
+        Self::of(&batch_of(path)?, time, stream).with_context(|| path.display().to_string())
+    }
+
+    fn of(batch: &RecordBatch, time: &str, stream: &str) -> anyhow::Result<Self> {
+        ensure!(batch.num_rows() > 0, "no rows");
+        let batch = plain(batch)?;
+        let times = times(column(&batch, time)?, time)?;
+        let values = texts(column(&batch, stream)?, stream)?;
+        let mut order: Vec<u32> = (0..u32::try_from(batch.num_rows()).context("too many rows")?).collect();
+        // Stable: rows of one time keep their order.
+        order.sort_by(|a, b| {
+            let key = |row: &u32| (values.value(*row as usize), times[*row as usize]);
+            key(a).cmp(&key(b))
+        });
+        let sorted = take_record_batch(&batch, &UInt32Array::from(order.clone()))?;
+        let mut text = Vec::with_capacity(batch.get_array_memory_size());
+        let mut writer = LineDelimitedWriter::new(&mut text);
+        writer.write(&sorted)?;
+        writer.finish()?;
+        drop(writer);
+        let text = Bytes::from(text);
+        let first = times.iter().min().copied().unwrap_or(0);
+        let last = times.iter().max().copied().unwrap_or(0);
+        let mut streams: Vec<TracedStream> = Vec::new();
+        let (mut begin, mut end) = (0, 0);
+        // A text within a record has its line ends escaped.
+        let lines = text.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::len);
+        for (row, length) in order.iter().map(|row| *row as usize).zip(lines) {
+            let value = values.value(row);
+            if streams.last().is_none_or(|stream| stream.value != value) {
+                if let Some(stream) = streams.last_mut() {
+                    stream.text = text.slice(begin..end);
+                }
+                begin = end;
+                streams.push(TracedStream {
+                    value: value.to_owned(),
+                    text: Bytes::new(),
+                    records: Vec::new(),
+                });
+                ensure!(
+                    streams.len() <= STREAMS_MAX,
+                    "column {stream} has more than {STREAMS_MAX} values, and each is a connection: choose another"
+                );
+            }
+            end += length;
+            let due = u64::try_from(times[row] - first).unwrap_or(0);
+            if let Some(stream) = streams.last_mut() {
+                stream.records.push((due, end - begin));
+            }
+        }
+        if let Some(stream) = streams.last_mut() {
+            stream.text = text.slice(begin..end);
+        }
+        let records = streams.iter().map(|stream| stream.records.len()).sum();
+        ensure!(
+            records == batch.num_rows(),
+            "{records} of {} rows could be written as JSON",
+            batch.num_rows()
+        );
+        Ok(Self { schema: batch.schema(), streams, records, span_us: u64::try_from(last - first)? })
+    }
+}
+
+fn batch_of(path: &Path) -> anyhow::Result<RecordBatch> {
+    let shown = path.display();
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_ascii_lowercase();
+    let packed = [".gz", ".zst"].into_iter().find(|end| name.ends_with(end));
+    let kind = packed.map_or(name.as_str(), |end| name.trim_end_matches(end));
+    let kind = kind.rsplit_once('.').map(|(_, kind)| kind.to_owned()).unwrap_or_default();
+    let file = File::open(path).with_context(|| shown.to_string())?;
+    let read = match (kind.as_str(), packed) {
+        ("parquet", None) => parquet(file),
+        ("csv" | "ndjson" | "jsonl", _) => {
+            let mut text = Vec::new();
+            let unpacked = match packed {
+                Some(".gz") => flate2::read::MultiGzDecoder::new(BufReader::new(file)).read_to_end(&mut text),
+                Some(_) => zstd::Decoder::new(file).and_then(|mut file| file.read_to_end(&mut text)),
+                None => BufReader::new(file).read_to_end(&mut text),
+            };
+            unpacked.with_context(|| shown.to_string())?;
+            if kind == "csv" { csv(&text) } else { ndjson(&text) }
+        }
+        _ => bail!(
+            "{shown}: expected .parquet, .csv, .ndjson or .jsonl, the latter three also with .gz or .zst"
+        ),
+    };
+    read.with_context(|| shown.to_string())
+}
+
+fn parquet(file: File) -> anyhow::Result<RecordBatch> {
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
+    let schema = Arc::clone(builder.schema());
+    let batches = builder.build()?.collect::<Result<Vec<_>, _>>()?;
+    Ok(concat_batches(&schema, &batches)?)
+}
+
+fn csv(text: &[u8]) -> anyhow::Result<RecordBatch> {
+    let format = Format::default().with_header(true);
+    let (schema, _) = format.infer_schema(text, Some(INFER_ROWS))?;
+    let schema = Arc::new(schema);
+    let reader = CsvBuilder::new(Arc::clone(&schema)).with_format(format).build(text)?;
+    let batches = reader.collect::<Result<Vec<_>, _>>()?;
+    Ok(concat_batches(&schema, &batches)?)
+}
+
+fn ndjson(text: &[u8]) -> anyhow::Result<RecordBatch> {
+    let (schema, _) = infer_json_schema(text, Some(INFER_ROWS))?;
+    let schema = Arc::new(schema);
+    let reader = JsonBuilder::new(Arc::clone(&schema)).with_strict_mode(true).build(text)?;
+    let batches = reader.collect::<Result<Vec<_>, _>>()?;
+    Ok(concat_batches(&schema, &batches)?)
+}
+
+/// The same rows in the types that tables have.
+fn plain(batch: &RecordBatch) -> anyhow::Result<RecordBatch> {
+    let kind = |kind: &DataType| match kind {
+        DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
+        DataType::Dictionary(_, value) => (**value).clone(),
+        DataType::UInt8 | DataType::UInt16 | DataType::UInt32 | DataType::UInt64 => DataType::Int64,
+        DataType::Float16 => DataType::Float32,
+        DataType::Date64 => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+        DataType::Timestamp(_, None) => DataType::Timestamp(TimeUnit::Microsecond, None),
+        DataType::Timestamp(_, Some(_)) => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+        // A column without a single value.
+        DataType::Null => DataType::Utf8,
+        other => other.clone(),
+    };
+    let (mut fields, mut columns) = (Vec::new(), Vec::new());
+    for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
+        let kind = kind(field.data_type());
+        if matches!(kind, DataType::Binary | DataType::LargeBinary | DataType::FixedSizeBinary(_)) {
+            bail!("column {}: binary values are not replayed", field.name());
+        }
+        columns.push(cast(column, &kind).with_context(|| format!("column {}", field.name()))?);
+        fields.push(Field::new(field.name(), kind, true));
+    }
+    Ok(RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)?)
+}
+
+fn column<'a>(batch: &'a RecordBatch, name: &str) -> anyhow::Result<&'a ArrayRef> {
+    let known = || {
+        batch.schema_ref().fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
+    };
+    batch.column_by_name(name).ok_or_else(|| anyhow!("there is no column {name}: there are {}", known()))
+}
+
+/// µs since 1970.
+fn times(column: &ArrayRef, name: &str) -> anyhow::Result<Vec<i64>> {
+    let place = |row: usize| format!("row {}, column {name}", row + 1);
+    let whole = match column.data_type() {
+        DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 => {
+            cast(column, &DataType::Int64)?
+        }
+        // Fractions of seconds.
+        DataType::Float32 | DataType::Float64 => {
+            let seconds = cast(column, &DataType::Float64)?;
+            let seconds = seconds.as_primitive::<arrow::datatypes::Float64Type>();
+            let micros = seconds.unary::<_, Int64Type>(|seconds| (seconds * 1e6) as i64);
+            Arc::new(micros) as ArrayRef
+        }
+        DataType::Timestamp(..) | DataType::Date32 | DataType::Utf8 => {
+            let micros = cast(column, &DataType::Timestamp(TimeUnit::Microsecond, None))
+                .with_context(|| format!("column {name}"))?;
+            Arc::new(micros.as_primitive::<TimestampMicrosecondType>().reinterpret_cast::<Int64Type>())
+                as ArrayRef
+        }
+        other => bail!("column {name}: {other} is no time"),
+    };
+    // A text that is no time has become null.
+    if let Some(row) = (0..whole.len()).find(|row| whole.is_null(*row)) {
+        bail!(
+            "{}: {}",
+            place(row),
+            if column.is_null(row) { "no value" } else { "no time (expected RFC 3339)" }
+        );
+    }
+    let whole = whole.as_primitive::<Int64Type>().values();
+    let scale = match column.data_type() {
+        kind if !kind.is_integer() => 1.0,
+        _ => match whole.iter().map(|value| value.saturating_abs()).max().unwrap_or(0) {
+            most if most < SECONDS_MAX => 1e6,
+            most if most < MILLIS_MAX => 1e3,
+            most if most < MICROS_MAX => 1.0,
+            _ => 1e-3,
+        },
+    };
+    Ok(whole.iter().map(|value| if scale == 1.0 { *value } else { (*value as f64 * scale) as i64 }).collect())
+}
+
+fn texts(column: &ArrayRef, name: &str) -> anyhow::Result<arrow::array::StringArray> {
+    let texts = cast(column, &DataType::Utf8).with_context(|| format!("column {name}"))?;
+    if let Some(row) = (0..texts.len()).find(|row| texts.is_null(*row)) {
+        bail!("row {}, column {name}: no value, and so no stream", row + 1);
+    }
+    Ok(texts.as_string::<i32>().clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, text: &[u8], time: &str, stream: &str) -> anyhow::Result<Trace> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        Trace::read(&path, time, stream)
+    }
+
+    const CSV: &str =
+        "at,device,n\n2026-01-01T00:00:02Z,b,1\n2026-01-01T00:00:00Z,a,2\n2026-01-01T00:00:00.5Z,b,3\n";
+
+    fn shown(trace: &Trace) -> Vec<(String, Vec<u64>, String)> {
+        let shown = trace.streams.iter().map(|stream| {
+            let dues = stream.records.iter().map(|record| record.0).collect();
+            (stream.value.clone(), dues, String::from_utf8_lossy(&stream.text).into_owned())
+        });
+        shown.collect()
+    }
+
+    #[test]
+    fn records_come_by_stream_and_time_with_their_gaps() {
+        let trace = read("x.csv", CSV.as_bytes(), "at", "device").expect("a trace");
+        assert_eq!((trace.records, trace.span_us), (3, 2_000_000));
+        let seen = shown(&trace);
+        assert_eq!((seen[0].0.as_str(), &seen[0].1), ("a", &vec![0]));
+        assert_eq!((seen[1].0.as_str(), &seen[1].1), ("b", &vec![500_000, 2_000_000]));
+        let lines: Vec<&str> = seen[1].2.lines().collect();
+        assert!(lines[0].contains("\"n\":3") && lines[1].contains("\"n\":1"), "{lines:?}");
+        assert_eq!(trace.streams[1].records[1].1, trace.streams[1].text.len());
+    }
+
+    #[test]
+    fn the_same_trace_is_read_from_json_and_packed() {
+        let json =
+            "{\"at\":1767225602,\"device\":\"b\",\"n\":1}\n{\"at\":1767225600,\"device\":\"a\",\"n\":2}\n";
+        let plain = read("x.ndjson", json.as_bytes(), "at", "device").expect("a trace");
+        assert_eq!(plain.span_us, 2_000_000, "an epoch in seconds");
+        let packed = zstd::encode_all(json.as_bytes(), 1).expect("packed");
+        let packed = read("x.jsonl.zst", &packed, "at", "device").expect("a trace");
+        assert_eq!(shown(&plain), shown(&packed));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_file_row_and_column() {
+        let refused = |name: &str, text: &str, time: &str, what: &[&str]| {
+            let error = format!("{:#}", read(name, text.as_bytes(), time, "device").expect_err(text));
+            assert!(what.iter().all(|what| error.contains(what)), "{what:?} are not all in: {error}");
+        };
+        refused("x.csv", CSV, "when", &["x.csv", "no column when", "at, device, n"]);
+        refused(
+            "x.csv",
+            "at,device\n2026-01-01T00:00:00Z,a\nsoon,b\n",
+            "at",
+            &["x.csv", "row 2", "column at"],
+        );
+        refused(
+            "x.csv",
+            "at,device\n2026-01-01T00:00:00Z,a\n2026-01-01T00:00:00Z,\n",
+            "at",
+            &["row 2", "column device"],
+        );
+        refused("x.csv", "at,device\n2026-01-01T00:00:00Z\n", "at", &["x.csv", "line"]);
+        refused("x.ndjson", "{\"at\":1,\"device\":\"a\"}\n{\"at\":\n", "at", &["x.ndjson"]);
+        refused("x.txt", "x", "at", &["x.txt", ".parquet"]);
+    }
+}
