@@ -53,6 +53,9 @@ const NEIGHBOURS: usize = 2;
 const EXIT_CONFLICT: i32 = 78;
 /// A pod that runs looks so often whether its log was released.
 const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a pod that starts asks a tables' store that fails, and how often.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
+const STORE_PAUSE: Duration = Duration::from_secs(1);
 /// How long a pod that starts waits for the first word of the others.
 const MEETING_MAX: Duration = Duration::from_secs(1);
 
@@ -229,13 +232,27 @@ async fn meet(
     membership: &Membership,
     scope: &TaskScope,
 ) -> Result<Uuid, Error> {
-    let tables_id = Tables::identity(storage).await?;
+    let tables_id = patiently(|| Tables::identity(storage)).await?;
     membership.met(MEETING_MAX).await;
     let mut conflicts = Conflicts::new(config.id.clone(), membership.life(), tables_id);
     conflicts.look(&membership.now(), Now::now())?;
     let watch = watch_conflicts(membership.clone(), conflicts, machine.clone(), scope.clone());
     scope.spawn("conflicts", watch);
     Ok(tables_id)
+}
+
+/// The tables' store may be away for a moment, also while a pod starts.
+async fn patiently<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> Result<T, Error> {
+    let deadline = tokio::time::Instant::now() + STORE_PATIENCE;
+    loop {
+        match ask().await {
+            Err(error) if error.retryable && tokio::time::Instant::now() < deadline => {
+                tracing::warn!(%error, "the start waits for the tables' store");
+                tokio::time::sleep(STORE_PAUSE).await;
+            }
+            answer => return answer,
+        }
+    }
 }
 
 fn start_lanes(config: &PodConfig, wal: &Wal, scope: &TaskScope) -> Result<Arc<Lanes>, Error> {
@@ -280,7 +297,7 @@ async fn take_log(
     machine: &Machine,
     scope: &TaskScope,
 ) -> Result<(), Error> {
-    tables.drained_logs().withdraw(log).await?;
+    patiently(|| async { tables.drained_logs().withdraw(log).await }).await?;
     if config.log == LogKind::Disk
         && let Err(error) = tables.owners().note(log, &config.id).await
     {

@@ -160,9 +160,9 @@ impl Storage {
     /// # Errors
     /// Where the root cannot be made or opened.
     pub fn at(disk: &Stores, place: &TablesPlace) -> Result<Self, Error> {
+        place.check_name()?;
         match place {
             TablesPlace::Directory(root) => {
-                place.check_name()?;
                 let attempted = format!("make the tables' directory {}", root.display());
                 delta::make_directory(root).map_err(|error| storage(&attempted, &error))?;
                 Self::opened(disk, root).map_err(|error| storage(&attempted, &*error))
@@ -183,8 +183,7 @@ impl Storage {
                 Self::opened(&Stores::disk(), root).map_err(|error| failed(&*error))
             }
             TablesPlace::S3 { bucket, prefix } => {
-                let stores = place.bucket().map_err(|error| failed(&error))?;
-                let stores = stores.ok_or_else(|| Error::internal("a bucket that is none"))?;
+                let stores = Stores::bucket(bucket).map_err(|error| failed(&error))?;
                 Ok(Self { stores, root: prefix.clone(), base: format!("s3://{bucket}"), directory: None })
             }
         }

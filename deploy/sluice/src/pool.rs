@@ -355,8 +355,7 @@ fn left_text(left: &Value) -> String {
     )
 }
 
-/// Columns that stand below each other.
-/// Rows of columns below each other.
+/// Rows of columns that stand below each other.
 pub(crate) fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
     let chars = |text: &String| text.chars().count();
     let width = |column: usize| rows.iter().map(|row| chars(&row[column])).max().unwrap_or_default();

@@ -68,15 +68,12 @@ impl Stores {
         let tables = if fault::COMPILED_IN { Arc::new(FaultyStore::new(store)) } else { store };
         Self { kernels: Arc::clone(&tables), tables }
     }
-}
 
-impl TablesPlace {
-    /// The bucket's store, where it is one. Nothing is asked of it.
+    /// A bucket of S3, as the environment says. Nothing is asked of it.
     ///
     /// # Errors
     /// What the environment says cannot be.
-    pub(super) fn bucket(&self) -> object_store::Result<Option<Stores>> {
-        let Self::S3 { bucket, .. } = self else { return Ok(None) };
+    pub(super) fn bucket(bucket: &str) -> object_store::Result<Self> {
         let builder = AmazonS3Builder::from_env();
         // In the clear only where somebody has written such an endpoint.
         let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
@@ -93,16 +90,19 @@ impl TablesPlace {
             .with_retry(RetryConfig { retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() })
             .with_conditional_put(S3ConditionalPut::ETagMatch)
             .build()?;
-        Ok(Some(Stores::of(Arc::new(store))))
+        Ok(Self::of(Arc::new(store)))
     }
+}
 
+impl TablesPlace {
     /// Whether tables can be there by its name, and a bucket's store can be made of what the environment says.
     ///
     /// # Errors
     /// It cannot; why.
     pub fn check(&self) -> Result<(), String> {
         self.check_name().map_err(|error| error.message)?;
-        self.bucket().map(drop).map_err(|error| format!("{self}: {error}"))
+        let Self::S3 { bucket, .. } = self else { return Ok(()) };
+        Stores::bucket(bucket).map(drop).map_err(|error| format!("{self}: {error}"))
     }
 
     /// The Delta kernel takes paths for URLs, and would look elsewhere.
