@@ -30,3 +30,5 @@ pub mod bench;
 pub mod report;
 pub mod plot;
 pub mod sim;
+#[cfg(debug_assertions)]
+pub mod fuzz;

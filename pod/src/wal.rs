@@ -19,6 +19,8 @@ mod writer;
 mod keeper;
 mod object;
 pub mod stepped;
+#[cfg(debug_assertions)]
+pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 

@@ -42,6 +42,9 @@ pub(super) struct Disk {
     oldest: Mutex<Oldest>,
     /// What is to go wrong on purpose.
     pub(super) faults: Faults,
+    /// A fuzzer's segments, read in the place of files.
+    #[cfg(debug_assertions)]
+    made_up: Option<BTreeMap<u64, Vec<u8>>>,
 }
 
 /// Which segment is the oldest that has to be there.
@@ -115,7 +118,27 @@ impl Disk {
             lock: Mutex::new(Some(lock)),
             oldest: Mutex::new(Oldest { sequence: 0, segment: NO_SEGMENT }),
             faults: Faults::default(),
+            #[cfg(debug_assertions)]
+            made_up: None,
         })
+    }
+
+    /// A log whose segments are in memory: they can be listed and loaded, and nothing else. It is to be opened some hundred
+    /// thousand times a second.
+    #[cfg(debug_assertions)]
+    pub(super) fn made_up(segments: BTreeMap<u64, Vec<u8>>) -> Result<(Self, Listing), WalError> {
+        let dir = Path::new("/");
+        let lengths = segments.iter().map(|(number, bytes)| (*number, bytes.len() as u64)).collect();
+        let disk = Self {
+            dir: dir.to_owned(),
+            directory: File::open(dir).map_err(io_error("open directory", dir))?,
+            direct: false,
+            lock: Mutex::new(None),
+            oldest: Mutex::new(Oldest { sequence: 0, segment: NO_SEGMENT }),
+            faults: Faults::default(),
+            made_up: Some(segments),
+        };
+        Ok((disk, Listing { segments: lengths, ..Listing::default() }))
     }
 
     pub(super) fn direct(&self) -> bool {
@@ -225,8 +248,13 @@ impl Disk {
 
     /// Reads a whole segment into `bytes`.
     pub(super) fn load(&self, number: u64, bytes: &mut Vec<u8>) -> Result<(), WalError> {
-        let path = self.segment_path(number);
         bytes.clear();
+        #[cfg(debug_assertions)]
+        if let Some(segments) = &self.made_up {
+            bytes.extend_from_slice(segments.get(&number).map_or(&[], Vec::as_slice));
+            return Ok(());
+        }
+        let path = self.segment_path(number);
         let read = File::open(&path).and_then(|mut file| file.read_to_end(bytes));
         read.map(|_| ()).map_err(io_error("read", &path))
     }

@@ -210,11 +210,10 @@ impl<'a> Scan<'a> {
             }
             previous = Some(number);
         }
-        // The last life that has ended may have lost all of its files.
+        // The last life that has ended may have lost all of its files, and those before it the groups in theirs.
         let settled = self.identity.ends.iter().map(|end| end.segment).max();
-        let last = self.found.last().map(|last| last.number);
-        let unfinished =
-            last.filter(|last| settled.is_some_and(|settled| *last < settled)).map(|last| last + 1);
+        let is_short = |last: &u64| settled.is_some_and(|settled| *last < settled);
+        let unfinished = previous.filter(is_short).map(|last| last + 1);
         Ok(unfinished.map(|number| self.missing(number)).or_else(|| self.pending.take()))
     }
 
@@ -308,7 +307,9 @@ impl<'a> Scan<'a> {
             self.pending.get_or_insert(broken);
             return None;
         };
-        if self.chain.is_some_and(|chain| chain != first) {
+        // Behind no group, what a damaged segment before this one held does not show in where this one goes on.
+        let follows = self.chain.map_or(self.pending.is_none(), |chain| chain == first);
+        if !follows {
             let expected = self.chain.map_or(0, |chain| chain.group);
             let reason = format!("segment {number} starts with group {}, not {expected}", first.group);
             let broken = Break { position: at(0), reason, durable: older };
@@ -336,9 +337,7 @@ impl<'a> Scan<'a> {
     /// A torn tail is cut. Damage to what was durable is an error, or a named loss where that is accepted.
     fn judge(&mut self, broken: &Break, accept_loss: bool) -> Result<(), WalError> {
         let rest = self.rest(broken.position)?;
-        let group = self.chain.map(|chain| chain.group);
-        // Without a chain the first group's number is not known, but it is less than those of all that are whole.
-        let group = group.or_else(|| rest.headers.iter().map(|(_, header)| header.number).min());
+        let group = self.chain.map(|chain| chain.group).or_else(|| self.first_missing(broken, &rest));
         let proof = group.and_then(|group| {
             let of_life = |header: &GroupHeader| header.epoch == self.identity.epoch;
             rest.headers.iter().find(|(_, header)| of_life(header) && header.durable >= group)
@@ -364,6 +363,15 @@ impl<'a> Scan<'a> {
         }
         rest.log_loss(broken, group, &error);
         Ok(())
+    }
+
+    /// The number of the first group that is missing, where none stands before it.
+    fn first_missing(&self, broken: &Break, rest: &Rest) -> Option<u64> {
+        if broken.position.segment == self.identity.first_segment {
+            return Some(self.identity.chain.group);
+        }
+        // Others of its life were released, how many is not known; the last one is before those that are whole.
+        rest.headers.iter().map(|(_, header)| header.number.saturating_sub(1).max(1)).min()
     }
 
     /// What stands from a position to the log's end.

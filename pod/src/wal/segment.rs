@@ -64,6 +64,9 @@
 //! *Owns*: encoding and decoding of segment headers, groups and entries.
 //! *Does not own*: files, which groups belong to the log (`replay.rs`), when something is durable (`writer.rs`).
 
+#[cfg(debug_assertions)]
+pub(super) mod mend;
+
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -321,9 +324,10 @@ pub(super) fn read_group(
     if group.number != chain.group || group.previous != chain.previous {
         return Err(fault(format!("group {} does not follow group {}", group.number, chain.group - 1)));
     }
+    let next = group.number.checked_add(1).ok_or_else(|| fault("no group can follow it".to_owned()))?;
     let seed = group_seed(segment_seed(header.log, header.epoch, header.segment), group.number);
     let end = check_entries(segment, &group, seed).map_err(fault)?;
-    Ok(Group { header: group, end, next: Chain { group: group.number + 1, previous: group.checksum }, seed })
+    Ok(Group { header: group, end, next: Chain { group: next, previous: group.checksum }, seed })
 }
 
 /// Verifies the entries of a group. Returns where the group ends.
