@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use crate::cluster::{Cluster, cpu_of};
 use crate::edges::{self, EdgeFigures};
 use crate::machine::{self, Limits, Steps};
-use crate::producer::{Frame, Latencies, Pace, Producer, SharedLatencies};
+use crate::producer::{Frame, Latencies, Pace, Producer, Sent, SharedLatencies};
 use crate::table::count_rows;
 use crate::workload::{self, Shape};
 
@@ -66,7 +66,7 @@ pub const EDGES_KEY: char = 'e';
 /// One kind of load.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
-    /// As the figures are called: a, b, c.
+    /// As the figures are called: a, b, c, d.
     pub key: char,
     /// For people.
     pub title: &'static str,
@@ -75,7 +75,7 @@ pub struct Row {
     #[serde(skip)]
     encoding: Encoding,
     #[serde(skip)]
-    frame_rows: usize,
+    pub(crate) frame_rows: usize,
     #[serde(skip)]
     streams: usize,
     #[serde(skip)]
@@ -86,7 +86,7 @@ pub struct Row {
 }
 
 /// The rows.
-pub const ROWS: [Row; 3] = [
+pub const ROWS: [Row; 4] = [
     Row {
         key: 'a',
         title: "one stream, Arrow frames of 1,000 records of about 1 KB",
@@ -110,12 +110,22 @@ pub const ROWS: [Row; 3] = [
     },
     Row {
         key: 'c',
-        title: "1,000 streams, one JSON record at a time, each waits for its ack",
+        title: "1,000 streams, one JSON record a frame, at most 64 without an ack",
         shape: Shape::ServiceEvent,
         encoding: Encoding::Json,
         frame_rows: 1,
         streams: 1000,
-        pace: Pace::Closed,
+        pace: Pace::UnderWay(64),
+        aimed_rate: None,
+    },
+    Row {
+        key: 'd',
+        title: "1,000 streams, one JSON record a frame, each waits for its ack",
+        shape: Shape::ServiceEvent,
+        encoding: Encoding::Json,
+        frame_rows: 1,
+        streams: 1000,
+        pace: Pace::UnderWay(1),
         aimed_rate: None,
     },
 ];
@@ -172,6 +182,10 @@ pub struct Run {
     pub records_per_s: f64,
     /// Payload by that time, MB/s.
     pub mb_per_s: f64,
+    /// Records by the time from the first send until the last ack.
+    pub durable_records_per_s: f64,
+    /// Payload by that time, MB/s.
+    pub durable_mb_per_s: f64,
     /// From sending a frame to its ack.
     pub ack: Quantiles,
     /// From sending a frame to its commit.
@@ -382,12 +396,14 @@ async fn measure(cluster: &Cluster, feed: &Feed, load: &Load) -> anyhow::Result<
     }
     let (before, began) = (CpuTimes::now(cluster)?, Instant::now());
     go.send(Some(began + load.run)).context("all streams have gone")?;
-    let (mut records, mut bytes) = (0, 0);
+    let (mut records, mut bytes, mut durable_at) = (0, 0, began);
     for _ in 0..load.streams {
-        let sent = next_report(&mut reports).await?;
+        let sent = next_report(&mut reports).await?.context("a stream opened twice")?;
         records += sent.records;
         bytes += sent.bytes;
+        durable_at = durable_at.max(sent.durable_at);
     }
+    let durable_seconds = durable_at.duration_since(began).as_secs_f64();
     let seconds = began.elapsed().as_secs_f64();
     let cpu = CpuTimes::now(cluster)?.since(&before, bytes);
     let latencies = latencies.lock().unwrap_or_else(PoisonError::into_inner);
@@ -396,13 +412,16 @@ async fn measure(cluster: &Cluster, feed: &Feed, load: &Load) -> anyhow::Result<
         seconds,
         records_per_s: records as f64 / seconds,
         mb_per_s: bytes as f64 / 1e6 / seconds,
+        durable_records_per_s: records as f64 / durable_seconds,
+        durable_mb_per_s: bytes as f64 / 1e6 / durable_seconds,
         ack: quantiles(&latencies.ack),
         committed: quantiles(&latencies.committed),
         cpu,
     })
 }
 
-type Report = anyhow::Result<crate::producer::Sent>;
+/// None: the stream is open.
+type Report = anyhow::Result<Option<Sent>>;
 
 async fn next_report(reports: &mut mpsc::Receiver<Report>) -> Report {
     reports.recv().await.context("a stream's task panicked")?
@@ -429,8 +448,8 @@ impl StreamTask {
         let outcome = match self.open().await {
             Ok(producer) => {
                 // Whoever waits has gone only when the run has failed already.
-                let _ = report.send(Ok(crate::producer::Sent::default())).await;
-                self.send(producer).await
+                let _ = report.send(Ok(None)).await;
+                self.send(producer).await.map(Some)
             }
             Err(error) => Err(error),
         };
@@ -442,7 +461,7 @@ impl StreamTask {
         Producer::open(&self.url, TABLE, self.feed.encoding).await
     }
 
-    async fn send(&mut self, producer: Producer) -> Report {
+    async fn send(&mut self, producer: Producer) -> anyhow::Result<Sent> {
         let deadline = *self.started.wait_for(Option::is_some).await?;
         let deadline = deadline.context("just waited for it")?;
         // Each stream begins at another place, so that they do not all send the same.
@@ -456,7 +475,7 @@ impl StreamTask {
 fn frames_kept(pace: Pace) -> usize {
     match pace {
         Pace::Full | Pace::Each(_) => FEED_FRAMES_MAX,
-        Pace::Closed => 100,
+        Pace::UnderWay(_) => 100,
     }
 }
 

@@ -50,7 +50,7 @@ pub const TARGETS: [Target; 12] = [
     target("wal_batch", stored::batch, stored::batch_seeds, 8_192, 1 << 20),
     target("watermarks", stored::watermarks, stored::watermark_seeds, 4_096, 1 << 20),
     target("frames", frames::frames, frames::frame_seeds, 1_024, 1 << 20),
-    target("json", records::json, records::json_seeds, 2_048, 8 << 20),
+    target("json", records::json, records::json_seeds, 640, 8 << 20),
     target("arrow", records::arrow, records::arrow_seeds, 4_096, 8 << 20),
     target("protobuf", records::protobuf, records::protobuf_seeds, 2_048, 8 << 20),
     target("avro", records::avro, records::avro_seeds, 3_072, 8 << 20),

@@ -50,8 +50,8 @@ pub enum Pace {
     Full,
     /// At this interval.
     Each(Duration),
-    /// When the frame before is durable.
-    Closed,
+    /// As soon as fewer frames than this are not durable yet: with one, each waits for the one before.
+    UnderWay(u16),
 }
 
 /// Times from sending to an answer, in µs, of all streams of a run.
@@ -75,12 +75,14 @@ impl Latencies {
 }
 
 /// What a stream did.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct Sent {
     /// Records, all of them committed.
     pub records: u64,
     /// Their payload.
     pub bytes: u64,
+    /// When the last of them was known to be durable.
+    pub durable_at: Instant,
 }
 
 /// An open stream on a connection of its own.
@@ -111,6 +113,7 @@ struct Flight {
 struct Queues {
     undurable: VecDeque<UnderWay>,
     uncommitted: VecDeque<(u64, Instant)>,
+    durable_at: Option<Instant>,
     finished: bool,
 }
 
@@ -169,7 +172,7 @@ impl Producer {
     ) -> anyhow::Result<Sent> {
         let window_bytes = usize::try_from(self.opened.window_bytes).unwrap_or(usize::MAX);
         let window = match pace {
-            Pace::Closed => 1,
+            Pace::UnderWay(frames) => usize::from(frames),
             Pace::Full | Pace::Each(_) => (window_bytes / WINDOW_UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS),
         };
         let flight = Flight { room: Semaphore::new(window), queues: Mutex::default() };
@@ -178,8 +181,9 @@ impl Producer {
         let next = self.opened.next_offset;
         let write = write(&mut sink, &flight, &schedule, next);
         let read = read(&mut stream, &flight, latencies);
-        let (sent, ()) = tokio::try_join!(write, read)?;
-        Ok(sent)
+        let ((records, bytes), ()) = tokio::try_join!(write, read)?;
+        let durable_at = flight.queues().durable_at.unwrap_or(deadline);
+        Ok(Sent { records, bytes, durable_at })
     }
 }
 
@@ -193,7 +197,7 @@ struct Schedule<'a> {
 impl Schedule<'_> {
     fn units(&self, frame: &Frame) -> usize {
         match self.pace {
-            Pace::Closed => 1,
+            Pace::UnderWay(_) => 1,
             // A frame larger than the window goes alone.
             Pace::Full | Pace::Each(_) => frame.payload.len().div_ceil(WINDOW_UNIT_BYTES).min(self.window),
         }
@@ -205,11 +209,11 @@ async fn write(
     flight: &Flight,
     schedule: &Schedule<'_>,
     mut next: u64,
-) -> anyhow::Result<Sent> {
-    let mut sent = Sent::default();
+) -> anyhow::Result<(u64, u64)> {
+    let (mut sent_records, mut sent_bytes) = (0, 0);
     let mut ticks = match schedule.pace {
         Pace::Each(interval) => Some(tokio::time::interval(interval)),
-        Pace::Full | Pace::Closed => None,
+        Pace::Full | Pace::UnderWay(_) => None,
     };
     if let Some(ticks) = &mut ticks {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -218,8 +222,15 @@ async fn write(
         if let Some(ticks) = &mut ticks {
             ticks.tick().await;
         }
-        let units = schedule.units(frame);
-        flight.room.acquire_many(u32::try_from(units)?).await?.forget();
+        let units = u32::try_from(schedule.units(frame))?;
+        match flight.room.try_acquire_many(units) {
+            Ok(room) => room.forget(),
+            Err(_) => {
+                // What is written goes out together, before a wait.
+                sink.flush().await?;
+                flight.room.acquire_many(units).await?.forget();
+            }
+        }
         let sent_at = Instant::now();
         if sent_at >= schedule.deadline {
             break;
@@ -227,15 +238,18 @@ async fn write(
         let records =
             ProducerFrame::Records { first_offset: next, count: frame.rows, payload: frame.payload.clone() };
         next += u64::from(frame.rows);
-        flight.queues().push(UnderWay { last_offset: next - 1, units, sent_at });
-        sink.send(Message::Binary(records.encode())).await?;
-        sent.records += u64::from(frame.rows);
-        sent.bytes += frame.payload.len() as u64;
+        flight.queues().push(UnderWay { last_offset: next - 1, units: units as usize, sent_at });
+        sink.feed(Message::Binary(records.encode())).await?;
+        if ticks.is_some() {
+            sink.flush().await?;
+        }
+        sent_records += u64::from(frame.rows);
+        sent_bytes += frame.payload.len() as u64;
     }
     flight.queues().finished = true;
     let finish = ProducerFrame::Finish(Finish { when: FinishWhen::Committed });
     sink.send(Message::Binary(finish.encode())).await?;
-    Ok(sent)
+    Ok((sent_records, sent_bytes))
 }
 
 async fn read(
@@ -285,6 +299,7 @@ impl Queues {
             let Some(frame) = self.undurable.pop_front() else { break };
             latencies.ack.saturating_record(micros(heard_at - frame.sent_at));
             units += frame.units;
+            self.durable_at = Some(heard_at);
         }
         while self.uncommitted.front().is_some_and(|(last, _)| Some(*last) <= ack.committed) {
             let Some((_, sent_at)) = self.uncommitted.pop_front() else { break };
