@@ -23,7 +23,7 @@ pub mod burst;
 pub mod idle;
 pub mod recovery;
 pub mod machine;
-pub mod producer;
+pub(crate) mod producer;
 pub mod load;
 pub mod edges;
 pub mod bench;
