@@ -12,6 +12,7 @@
 
 mod segment;
 mod identity;
+mod bounds;
 mod disk;
 mod replay;
 mod bell;

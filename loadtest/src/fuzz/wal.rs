@@ -15,6 +15,7 @@ use sluice_shared::ids::{PodId, WalPosition};
 use super::draw::Draw;
 
 const BLOCK: usize = 4096;
+const SEGMENT_HEADER: usize = 160;
 const GROUP_HEADER: usize = 88;
 const ENTRY_HEADER: usize = 8;
 const FIRST_SEGMENT: u64 = 3;
@@ -40,13 +41,15 @@ fn pod(name: &str) -> PodId {
 }
 
 /// Segments of up to three lives. Without harm all comes back. With damage alone what comes back is a prefix of what was
-/// written, at its places; and where no loss is accepted nothing is missing of a life that has ended, nor what a header that
-/// still stands says is durable. What is forged may come back in any form, at rising places.
+/// written, at its places; and where no loss is accepted nothing is missing of a life that has ended, nor what is known to be
+/// durable (`durable_through`). What is forged may come back in any form, at rising places.
 pub(super) fn segments(input: &[u8]) {
     let mut draw = Draw::new(input);
-    let (knows_oldest, accept_loss) = (!draw.flag(), draw.flag());
+    let (known, accept_loss) = (draw.byte(), draw.flag());
     let mut log = write_log(&mut draw);
     let groups = std::mem::take(&mut log.groups);
+    let marked = marked(known, &groups);
+    let written_segments = log.segments.clone();
     let mut harm = Harm::None;
     for _ in 0..CHANGES_MAX {
         if draw.is_done() {
@@ -55,7 +58,7 @@ pub(super) fn segments(input: &[u8]) {
         harm = harm.max(change(&mut log, &groups, &mut draw));
     }
     let (life, segments) = (log.life(), log.segments.clone());
-    let read = log.replay(knows_oldest, accept_loss);
+    let read = log.replay(marked, accept_loss);
     let Ok(read) = read else {
         assert!(harm != Harm::None, "nothing happened to it: {read:?}");
         return;
@@ -66,20 +69,41 @@ pub(super) fn segments(input: &[u8]) {
     }
     let written: Vec<(WalPosition, Bytes)> = groups.iter().flat_map(entries_of).collect();
     let start = read.first().and_then(|first| written.iter().position(|entry| entry == first));
-    let start = if knows_oldest { 0 } else { start.unwrap_or(0) };
+    let start = if marked.is_some() { 0 } else { start.unwrap_or(0) };
     assert!(written[start..].starts_with(&read), "{} entries that were not written so", read.len());
-    if knows_oldest && !accept_loss {
-        assert!(read.len() >= least(&groups, life, &segments), "{} entries: some are lost", read.len());
+    if let Some(marked) = marked.filter(|_| !accept_loss) {
+        let durable = durable_through(&groups, life, [&written_segments, &segments]).max(marked);
+        let must_be = groups.iter().filter(|group| group.life < life || group.number <= durable);
+        let least: usize = must_be.map(|group| group.payloads.len()).sum();
+        assert!(read.len() >= least, "{} entries of {least}: some are lost", read.len());
     }
     assert!(harm != Harm::None || read.len() == written.len(), "{} entries", read.len());
 }
 
-/// How many entries have to be there.
-fn least(groups: &[GroupMade], life: u64, segments: &BTreeMap<u64, Vec<u8>>) -> usize {
-    let standing = groups.iter().filter(|group| group.life == life && group.header_stands_in(segments));
-    let durable = standing.map(|group| group.durable).max().unwrap_or(0);
-    let must_be = groups.iter().filter(|group| group.life < life || group.number <= durable);
-    must_be.map(|group| group.payloads.len()).sum()
+/// Through which group the log was durable by the file beside it; None where there is none, as an older program left it. After
+/// a clean stop that is the last group, after others some groups before.
+fn marked(known: u8, groups: &[GroupMade]) -> Option<u64> {
+    let last = groups.last().map_or(0, |group| group.number);
+    let behind = u64::from(known >> 3);
+    let durable = match known >> 1 & 3 {
+        0 => 0,
+        1 | 2 => last.saturating_sub(behind),
+        _ => last,
+    };
+    (known & 1 == 0).then_some(durable)
+}
+
+/// Through which group of the newest life the files tell that it was durable: by a header that still stands, and by what no
+/// torn tail does to a segment that had groups.
+fn durable_through(groups: &[GroupMade], life: u64, [before, after]: [&BTreeMap<u64, Vec<u8>>; 2]) -> u64 {
+    let of_life = || groups.iter().filter(|group| group.life == life);
+    let standing = of_life().filter(|group| group.header_stands_in(after)).map(|group| group.durable);
+    let header = |bytes: &Vec<u8>| bytes.get(..SEGMENT_HEADER).map(<[u8]>::to_vec);
+    let is_harmed = |group: &&GroupMade| {
+        let (written, found) = (&before[&group.segment], after.get(&group.segment));
+        found.is_none_or(|found| found.len() < written.len() || header(found) != header(written))
+    };
+    standing.chain(of_life().filter(is_harmed).map(|group| group.number)).max().unwrap_or(0)
 }
 
 fn entries_of(group: &GroupMade) -> Vec<(WalPosition, Bytes)> {

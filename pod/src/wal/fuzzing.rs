@@ -12,9 +12,10 @@ use bytes::Bytes;
 use sluice_shared::ids::{Epoch, LogId, PodId, WalPosition};
 use uuid::Uuid;
 
+use super::bounds::{Bounds, Reached};
 use super::disk::Disk;
 use super::identity::{End, Identity};
-use super::replay::{self, Recovered, Replay, Scan};
+use super::replay::{self, Recovered, Replay, Scan, Settled};
 use super::segment::{self, BLOCK, Chain, FORMAT, GROUP_HEADER, GroupPlace, SegmentHeader, mend};
 use super::writer::Shared;
 use super::{WalConfig, WalError};
@@ -67,6 +68,8 @@ pub struct MadeUpLog {
     /// What the next group carries.
     chain: Chain,
     first: u64,
+    /// The newest segment of the newest life.
+    made: Option<u64>,
 }
 
 impl MadeUpLog {
@@ -80,8 +83,10 @@ impl MadeUpLog {
             first_segment: first,
             chain: Chain::START,
             ends: Vec::new(),
+            bounded: false,
         };
-        Self { segments: BTreeMap::new(), groups: Vec::new(), identity, chain: Chain::START, first }
+        let (segments, groups) = (BTreeMap::new(), Vec::new());
+        Self { segments, groups, identity, chain: Chain::START, first, made: None }
     }
 
     /// The number of the newest life.
@@ -100,6 +105,7 @@ impl MadeUpLog {
         self.identity.epoch.0 += 1;
         self.identity.first_segment = self.next_segment();
         self.identity.chain = self.chain;
+        self.made = None;
     }
 
     fn next_segment(&self) -> u64 {
@@ -146,6 +152,7 @@ impl MadeUpLog {
             offset += group_bytes(&group);
         }
         self.segments.insert(number, bytes);
+        self.made = Some(number);
     }
 
     /// Puts the checksum of a segment's header right.
@@ -162,19 +169,25 @@ impl MadeUpLog {
         }
     }
 
-    /// Reads the log as a start does: decides where it ends, then all entries up to there.
+    /// Reads the log as a start does: decides where it ends, then all entries up to there. It knows which segments have to be
+    /// there where it knows a group through which all are `durable`.
     ///
     /// # Errors
     /// As `Wal::open` and `Replay`.
     pub fn replay(
         self,
-        knows_oldest: bool,
+        durable: Option<u64>,
         accept_loss: bool,
     ) -> Result<Vec<(WalPosition, Bytes)>, WalError> {
         let (disk, listing) = Disk::made_up(self.segments)?;
-        let oldest = knows_oldest.then_some(self.first);
-        let scan = Scan::new(&disk, &self.identity, &listing, oldest);
-        let (found, chain) = scan.settle(accept_loss)?;
+        let mut bounds = Bounds::default();
+        if let Some(durable) = durable {
+            let epoch = self.identity.epoch;
+            bounds.release(Some(self.first));
+            bounds.reached = self.made.map(|newest| Reached { epoch, newest, durable });
+        }
+        let scan = Scan::new(&disk, &self.identity, &listing, bounds);
+        let Settled { found, chain, .. } = scan.settle(accept_loss)?;
         let identity = replay::next_life(&self.identity, &found, chain, &listing);
         let config = WalConfig::new(Path::new("/").to_owned(), identity.owner.clone());
         let (spares, spare_number) = (Vec::new(), 0);
