@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use sluice_client::Encoding;
 use sluice_shared::fault::{Action, Point, Then};
@@ -42,7 +43,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// A death that has not come in this time comes in the next pod.
 const DEATH_WAIT: Duration = Duration::from_millis(1_500);
 /// So many more drains are tried for a death in a handoff.
-const HANDOFFS_MAX: usize = 3;
+const HANDOFFS_MAX: usize = 5;
 /// What goes wrong at a point is taken back after this.
 const FAULT_LASTS: Duration = Duration::from_secs(3);
 /// For all records to come into their tables once all is calm.
@@ -268,6 +269,11 @@ impl<'a> Run<'a> {
         }
         (self.say)("calm: all that is down starts again");
         self.calm().await?;
+        if self.scenario.pods > 1 {
+            (self.say)("the pod with the most streams hands them over");
+            self.hand_over().await?;
+            self.calm().await?;
+        }
         stop.store(true, Ordering::Relaxed);
         let mut told = Vec::new();
         let mut since = Instant::now();
@@ -467,8 +473,11 @@ impl<'a> Run<'a> {
     /// It dies while a pod hands over its streams, if one of them is its own: else the next one does.
     fn die_in_handoff(&mut self, member: Member, point: Point, left: usize) -> anyhow::Result<()> {
         self.pool.faults(&member).arm(point, &Action::once(Then::Kill))?;
-        let pod = Member::Pod(format!("pod-{}", self.random.random_range(1..=self.scenario.pods)));
-        self.drain(&pod)?;
+        // One that starts, or drains already, has nothing to hand over.
+        let ready: Vec<Member> = self.pods().into_iter().filter(|pod| self.is_ready(pod)).collect();
+        if let Some(pod) = ready.choose(&mut self.random) {
+            self.drain(pod)?;
+        }
         self.at(DEATH_WAIT, Later::DieInHandoff(member, point, left));
         Ok(())
     }
@@ -529,6 +538,10 @@ impl<'a> Run<'a> {
         self.pool.faults(member).arm(point, action)?;
         self.at(FAULT_LASTS, Later::Disarm(member.clone(), point));
         Ok(())
+    }
+
+    fn is_ready(&mut self, member: &Member) -> bool {
+        !self.draining.contains(member) && self.pool.process(member).is_some_and(|process| process.is_ready())
     }
 
     fn pods(&self) -> Vec<Member> {
@@ -593,10 +606,29 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Drains the pod with the most streams, so that some are handed over whatever has become of earlier drains.
+    async fn hand_over(&mut self) -> anyhow::Result<()> {
+        let asked = Instant::now();
+        loop {
+            let mut streams = BTreeMap::<String, usize>::new();
+            for (_, admin) in self.pool.admins() {
+                // One that does not answer is about to be found dead.
+                let places = admin.places().await.unwrap_or_default();
+                places.into_values().for_each(|pod| *streams.entry(pod).or_default() += 1);
+            }
+            let fullest = streams.into_iter().max_by_key(|(_, streams)| *streams);
+            if let Some(pod) = fullest.map(|(pod, _)| Member::Pod(pod)).filter(|pod| self.is_ready(pod)) {
+                return self.drain(&pod);
+            }
+            ensure!(asked.elapsed() < FINISH_TIMEOUT, "no pod has a stream");
+            self.tick().await?;
+        }
+    }
+
     /// Whether all run, and all gateways see all pods active.
     async fn is_whole(&mut self) -> bool {
         for member in self.pool.members() {
-            if !self.pool.process(&member).is_some_and(|process| process.is_ready()) {
+            if !self.is_ready(&member) {
                 return false;
             }
             // A gateway that does not answer is about to be found dead.
