@@ -286,7 +286,7 @@ async fn drain(
         );
         return Err(Refusal::with("last_pod", message, StatusCode::CONFLICT));
     }
-    if members.pods[&id].state.phase == Phase::Drained {
+    if members.pods[&id].state.phase.is_over() {
         return Ok(accepted(&id, &members, None));
     }
     let mut client = app.upstream.client(&id).map_err(|error| gone(&id, &error))?;
@@ -312,7 +312,7 @@ async fn has_others(app: &App, members: &Members, id: &PodId) -> bool {
 
 async fn join(State(app): State<Arc<App>>, Named(pod): Named) -> Result<Response, Refusal> {
     let (id, members) = find(&app, &pod)?;
-    if members.pods[&id].state.phase == Phase::Drained {
+    if members.pods[&id].state.phase.is_over() {
         let message = format!("pod {id} has drained: start it again to let it in");
         return Err(Refusal::with(POD_ENDED, message, StatusCode::CONFLICT));
     }
@@ -392,7 +392,7 @@ fn millis(duration: Duration) -> u64 {
 fn pod_json(id: &PodId, pod: &PodMember) -> Value {
     let (state, load, now) = (&pod.state, &pod.state.load, Instant::now());
     let phase = match pod.lost {
-        Some(_) if state.phase != Phase::Drained => "lost".to_owned(),
+        Some(_) if !state.phase.is_over() => "lost".to_owned(),
         _ => state.phase.to_string(),
     };
     json!({
@@ -432,14 +432,15 @@ fn unheard(id: &PodId, pod: &PodMember, status: Result<PodStatus, Error>) -> Val
 fn with_status(id: &PodId, pod: &PodMember, status: Option<PodStatus>) -> Value {
     let mut shown = pod_json(id, pod);
     let Some(status) = status else { return shown };
-    let drains = status.phase == Phase::Draining.to_string();
-    if drains {
+    let has_more = [Phase::Draining, Phase::Undrained].iter().any(|phase| status.phase == phase.to_string());
+    if has_more {
         shown["left"] = json!({
             "streams": status.streams,
             "bytes": status.bytes,
             "tables": status.tables,
             "log_entries": status.log_entries,
             "deadline_ms": status.deadline_ms,
+            "log": status.log_place,
         });
     }
     shown["phase"] = status.phase.into();

@@ -48,6 +48,8 @@ const FAULT_LASTS: Duration = Duration::from_secs(3);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(90);
 /// A pod whose log has failed ends with it.
 const EXIT_LOG_FAILED: i32 = 74;
+/// And of a pod whose log holds what is in no table at the end of its drain.
+const EXIT_UNDRAINED: i32 = 69;
 /// The pod whose log is written through the page cache.
 const BUFFERED: &str = "pod-2";
 const ENOSPC: i32 = 28;
@@ -346,7 +348,8 @@ impl<'a> Run<'a> {
         if let Some(point) = killed.filter(|_| status.signal() == Some(libc::SIGABRT)) {
             (self.say)(&format!("{member} has died at {}", point.name()));
             self.figures.died(member, point);
-        } else if was_draining && status.success() {
+        } else if was_draining && (status.success() || status.code() == Some(EXIT_UNDRAINED)) {
+            // Where another pod is down, what waits for its log stays behind until the next start.
             self.figures.drains += 1;
         } else if is_pod && status.code() == Some(EXIT_LOG_FAILED) && self.may_fail(member) {
             self.figures.count("log failed");

@@ -195,6 +195,11 @@ impl Storage {
         Ok(Self { stores: disk.clone(), root, base: "file://".to_owned(), directory: Some(directory) })
     }
 
+    /// Something below the tables' root, as people know it.
+    pub fn place(&self, below: &str) -> String {
+        format!("{}/{}/{below}", self.base, self.root)
+    }
+
     /// Logs that are kept beside the tables.
     pub fn logs(&self) -> LogStore {
         LogStore::new(Arc::clone(&self.stores.tables), &self.root, self.directory.clone())
