@@ -60,7 +60,7 @@ const STREAMS_SHOWN_MAX: usize = 10_000;
 /// What a pod that is past its drain answers to a join (`pod/src/duty.rs`).
 const POD_ENDED: &str = "pod_ended";
 /// What a pod answers to a release of what is there, or holds nothing (`pod/src/release.rs`).
-const NOT_LOST: [&str; 2] = ["log_in_use", "log_is_empty"];
+const NOT_LOST: [&str; 3] = ["log_in_use", "log_is_empty", "log_is_whole"];
 const OPENAPI: &str = include_str!("admin/openapi.json");
 
 /// Serves the API where the configuration says; None where it says nowhere.
@@ -531,18 +531,20 @@ struct ReleaseQuery {
     stream: String,
     #[serde(default)]
     dry_run: bool,
+    #[serde(default)]
+    whole: bool,
 }
 
 async fn release(
     State(app): State<Arc<App>>,
     Asked(query): Asked<ReleaseQuery>,
 ) -> Result<Response, Refusal> {
-    let ReleaseQuery { log, pod, table, stream, dry_run } = query;
+    let ReleaseQuery { log, pod, table, stream, dry_run, whole } = query;
     if [&log, &pod, &table].iter().filter(|named| !named.is_empty()).count() != 1 {
         let message = "name what is lost by one of `log`, `pod` and `table`";
         return Err(Error::invalid("invalid_release", message).into());
     }
-    let request = ReleaseRequest { log, pod, table, stream, dry_run };
+    let request = ReleaseRequest { log, pod, table, stream, dry_run, whole };
     let report = app.upstream.release(&request).await.map_err(|error| {
         let is_there = NOT_LOST.contains(&error.code.as_str());
         let mut refusal = Refusal::from(error);

@@ -306,8 +306,25 @@ async fn take_log(
     {
         tracing::warn!(pod = %config.id, log = %log.0, %error, "should its disk be lost, the log is known by its id alone");
     }
+    scope.spawn("other logs", tell_other_logs(tables.clone(), log, config.clone()));
     scope.spawn("released", watch_release(tables.clone(), log, machine.clone(), scope.clone()));
     Ok(())
+}
+
+/// A pod that begins with an empty directory may have had another one, whose volume was not mounted.
+async fn tell_other_logs(tables: Tables, log: LogId, config: PodConfig) {
+    let others = match tables.owners().others_of(&config.id, log, &tables.drained_logs()).await {
+        Ok(others) => others,
+        Err(error) => {
+            return tracing::warn!(pod = %config.id, %error, "cannot see whether the pod had another log");
+        }
+    };
+    for other in others {
+        let (pod, dir, other) = (&config.id, config.wal_dir.display(), other.0);
+        tracing::warn!(%pod, own = %log.0, log = %other, "the pod had another log, which may hold what is in no table yet: drain \
+            the pod, mount that log's volume at {dir}, and start it again; where it is lost for good: sluice release --log \
+            {other}");
+    }
 }
 
 /// Ends the process when its log is released while it runs: an operator took the pod for lost, which was only stopped.

@@ -20,6 +20,7 @@ use sluice_pod::drained::LOG_RELEASED;
 use sluice_pod::duty::Undrained;
 use sluice_pod::table::TablesPlace;
 use sluice_shared::config::{ByteSize, Loaded, Places};
+use sluice_shared::error::Error;
 use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::{Hangups, Hurry, OnPanic, TaskScope, Terminations};
 use sluice_shared::link::{self, PodAddress};
@@ -166,7 +167,7 @@ async fn prepare(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ControlFlo
     faults.gateway(&config.gateway, &made.without(&config.gateway)).await;
     faults.extend(config.pod.faults());
     faults.directory("--data", &args.data);
-    faults.tables("--tables", &config.pod.tables_dir);
+    faults.tables("--tables", &config.pod.tables_dir).await;
     if let PodCount::Fixed(count) = args.pods {
         faults.check(check_pods(&args.data, count));
     }
@@ -282,7 +283,7 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
         places.set("pod", "tables_dir", "--tables".to_owned());
     }
     let mut faults = Faults::new(&places, aim);
-    faults.pod(&config);
+    faults.pod(&config).await;
     faults.extend(cluster.validate().err());
     faults.listener("pod.listen", Some(&config.listen)).await;
     let peers = faults.check(pod_addresses(&args.peers)).unwrap_or_default();
@@ -298,11 +299,6 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     let start = Box::pin(Pod::start(config, Listen::Tcp, membership));
     let pod = match signals.unless_ended(start).await {
         None => return Ok(ExitCode::from(EXIT_HURRIED)),
-        // Whoever starts it again would only be told so again.
-        Some(Err(error)) if error.code == LOG_RELEASED => {
-            print::note(format_args!("error: {error}"));
-            return Ok(ExitCode::from(EXIT_CONFLICT));
-        }
         Some(started) => started?,
     };
     if let Some(address) = pod.address() {
@@ -324,6 +320,13 @@ fn exit_drained(pods: impl IntoIterator<Item = Option<Undrained>>) -> ExitCode {
     let left: Vec<Undrained> = pods.into_iter().flatten().collect();
     left.iter().for_each(|left| print::note(format_args!("not drained: {left}")));
     if left.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNDRAINED) }
+}
+
+/// How a process ends that an error has ended. Whoever starts it again on a log that was released would only be told so
+/// again.
+pub(crate) fn exit_failed(error: &anyhow::Error) -> ExitCode {
+    let is_released = error.downcast_ref::<Error>().is_some_and(|error| error.code == LOG_RELEASED);
+    ExitCode::from(if is_released { EXIT_CONFLICT } else { 2 })
 }
 
 /// Keys that `sluice up` decides itself: passing over them would keep data where nobody looks for it.

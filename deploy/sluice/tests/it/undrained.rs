@@ -72,3 +72,30 @@ async fn a_drain_whose_deadline_comes_before_all_is_committed_says_so_and_by_its
     rows(&pool, 40).await;
     pool.end();
 }
+
+#[tokio::test]
+async fn a_pod_that_starts_without_the_log_that_it_had_says_which_one_is_missing() {
+    let slow = [("SLUICE_POD__FLUSH_INTERVAL_MS", "120000")];
+    let mut pool = Pool::start(&slow, &[]).await;
+    let told = |pool: &Pool, nth: usize| {
+        fs::read_to_string(pool.dir.path().join(format!("pod-{}.log", nth + 1))).expect("a log")
+    };
+    let mut producer = Producer::connect(&pool).await;
+    producer.send().await;
+    let holder = pool.holder(1).await;
+    drop(producer);
+    let first = told(&pool, holder);
+    assert!(!first.contains("had another log"), "{first}");
+    let log = first.split_whitespace().find_map(|word| word.strip_prefix("log=")).expect("its id").to_owned();
+    pool.take(holder).kill().expect("ran until then");
+    let (volume, aside) =
+        (pool.dir.path().join(format!("data/pods/pod-{}", holder + 1)), pool.dir.path().join("aside"));
+    fs::rename(&volume, &aside).expect("not mounted");
+    pool.start_pod(holder, &[]);
+    let says = async || Some(told(&pool, holder)).filter(|told| told.contains("had another log"));
+    let told = until("a warning", says).await;
+    let line = told.lines().find(|line| line.contains("had another log")).expect("it is there");
+    for part in ["WARN", &log, "mount that log's volume at", "pods/pod-", "sluice release --log"] {
+        assert!(line.contains(part), "{part:?} is not in {line:?}");
+    }
+}
