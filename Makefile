@@ -7,12 +7,13 @@ CONFORMANCE := target/conformance
 # Other versions of the Zerobus client, each in a venv of its own.
 OLD_SDKS := 1.0.0 1.7.0
 RUST_SDK := deploy/conformance/rust-sdk
+FUZZ    := loadtest/fuzz
 FLIGHTS := target/flights/flights.parquet
 # Without a right to install packages: `sudo -n` where there is one without a password.
 SUDO    := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench chaos soak elastic sim-placement sim-policy sim-cluster quickstart-test conformance conformance-short h2load clean
+.PHONY: run test lint bench chaos soak elastic sim-placement sim-policy sim-cluster fuzz quickstart-test conformance conformance-short h2load clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -70,6 +71,7 @@ h2load:
 
 lint:
 	cargo fmt --all --check
+	cargo fmt --manifest-path $(FUZZ)/Cargo.toml --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
@@ -114,6 +116,12 @@ FROM := 1
 sim-cluster:
 	cargo build --release --workspace --bins
 	target/release/loadtest sim cluster --seeds $(FROM)..$$(($(FROM) + $(SEEDS) - 1))
+
+# What reads bytes that others wrote, or a disk kept, on bytes that nobody would write: FUZZ_RUNS of each target, or of TARGETS
+# (`make fuzz FUZZ_RUNS=100000 TARGETS='json arrow'`). Thousands of each are in `make test`. Fails where one fails.
+FUZZ_RUNS := 10000000
+fuzz:
+	python3 $(FUZZ)/run.py --runs $(FUZZ_RUNS) $(if $(SEED),--seed $(SEED)) $(TARGETS)
 
 # A pool under load that changes, judged and timed; one that scales itself under a burst; what idle streams cost. Ten minutes.
 # Fails where an aim is missed.

@@ -19,6 +19,14 @@ pub(crate) mod tcp;
 pub(crate) mod websocket;
 pub(crate) mod zerobus;
 
+/// For fuzzers: what the edges make of bytes. In builds with assertions alone.
+#[cfg(debug_assertions)]
+pub mod fuzzing {
+    pub use super::otlp::fuzzing::Telemetry;
+    pub use super::post::fuzzing::{Body, split_body};
+    pub use super::websocket::fuzzing::follow_frames;
+}
+
 /// What the names of streams begin with that an edge makes itself.
 const POSTED: &str = "post/";
 const PERSISTENT: &str = "zerobus/";

@@ -26,4 +26,6 @@ pub use app::Gateway;
 pub use auth::{Grant, Privilege, SECRET_PREFIX, SecretHash, TablePattern, make_secret, make_token_key};
 pub use certificate::{certificate_files, make_self_signed};
 pub use config::{AuthMode, ClientEntry, GatewayConfig, PodEntry};
+#[cfg(debug_assertions)]
+pub use edge::fuzzing;
 pub use files::file_faults;

@@ -14,14 +14,18 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use serde::Serialize;
 use sluice_client::Client;
+use sluice_gateway::make_self_signed;
 use sluice_shared::frame::Encoding;
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::cluster::{Cluster, cpu_of};
-use crate::edges::{self, EdgeFigures};
+use crate::edges::{self, EdgeFigures, Transport};
+use crate::load::messages::Message;
+use crate::load::target::Target;
+use crate::load::target::framed::{Quic, Speech, WebSocket};
 use crate::machine::{self, Limits, Steps};
-use crate::producer::{Frame, Latencies, Pace, Producer, SharedLatencies};
+use crate::producer::{Frame, Latencies, Pace, Producer, Sent, SharedLatencies};
 use crate::table::count_rows;
 use crate::workload::{self, Shape};
 
@@ -35,6 +39,8 @@ const LIGHT_LOAD: f64 = 0.1;
 const FRAME_INTERVAL: Duration = Duration::from_millis(1);
 /// Connections that are being made at the same time: listen queues are short.
 const CONNECTING_MAX: usize = 32;
+/// Which all streams of a run share, where they can.
+const QUIC_CONNECTIONS: usize = 10;
 /// How long each of the machine's limits is measured.
 const MEASURE: Duration = Duration::from_secs(1);
 /// Edges are many, and nothing grows in a gateway.
@@ -66,16 +72,18 @@ pub const EDGES_KEY: char = 'e';
 /// One kind of load.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
-    /// As the figures are called: a, b, c.
+    /// As the figures are called: a, b, c, d, q.
     pub key: char,
     /// For people.
     pub title: &'static str,
     #[serde(skip)]
     shape: Shape,
     #[serde(skip)]
+    transport: Transport,
+    #[serde(skip)]
     encoding: Encoding,
     #[serde(skip)]
-    frame_rows: usize,
+    pub(crate) frame_rows: usize,
     #[serde(skip)]
     streams: usize,
     #[serde(skip)]
@@ -86,11 +94,12 @@ pub struct Row {
 }
 
 /// The rows.
-pub const ROWS: [Row; 3] = [
+pub const ROWS: [Row; 5] = [
     Row {
         key: 'a',
         title: "one stream, Arrow frames of 1,000 records of about 1 KB",
         shape: Shape::Blob,
+        transport: Transport::WebSocketFrames,
         encoding: Encoding::Arrow,
         frame_rows: 1000,
         streams: 1,
@@ -102,6 +111,7 @@ pub const ROWS: [Row; 3] = [
         key: 'b',
         title: "one stream, JSON records of about 250 B, nine columns",
         shape: Shape::ServiceEvent,
+        transport: Transport::WebSocketFrames,
         encoding: Encoding::Json,
         frame_rows: 1000,
         streams: 1,
@@ -110,12 +120,35 @@ pub const ROWS: [Row; 3] = [
     },
     Row {
         key: 'c',
-        title: "1,000 streams, one JSON record at a time, each waits for its ack",
+        title: "1,000 streams, one JSON record a frame, at most 64 without an ack",
         shape: Shape::ServiceEvent,
+        transport: Transport::WebSocketFrames,
         encoding: Encoding::Json,
         frame_rows: 1,
         streams: 1000,
-        pace: Pace::Closed,
+        pace: Pace::UnderWay(64),
+        aimed_rate: None,
+    },
+    Row {
+        key: 'q',
+        title: "as (c), over QUIC, on ten connections",
+        shape: Shape::ServiceEvent,
+        transport: Transport::Quic,
+        encoding: Encoding::Json,
+        frame_rows: 1,
+        streams: 1000,
+        pace: Pace::UnderWay(64),
+        aimed_rate: None,
+    },
+    Row {
+        key: 'd',
+        title: "1,000 streams, one JSON record a frame, each waits for its ack",
+        shape: Shape::ServiceEvent,
+        transport: Transport::WebSocketFrames,
+        encoding: Encoding::Json,
+        frame_rows: 1,
+        streams: 1000,
+        pace: Pace::UnderWay(1),
         aimed_rate: None,
     },
 ];
@@ -172,6 +205,10 @@ pub struct Run {
     pub records_per_s: f64,
     /// Payload by that time, MB/s.
     pub mb_per_s: f64,
+    /// Records by the time from the first send until the last ack.
+    pub durable_records_per_s: f64,
+    /// Payload by that time, MB/s.
+    pub durable_mb_per_s: f64,
     /// From sending a frame to its ack.
     pub ack: Quantiles,
     /// From sending a frame to its commit.
@@ -287,7 +324,7 @@ async fn run_row(options: &Options, row: &Row, tell: &dyn Fn(&str)) -> anyhow::R
     let mut runs = Vec::new();
     for number in 1..=options.runs.max(1) {
         tell(&format!("({}) {}: run {number} of {}", row.key, row.title, options.runs.max(1)));
-        let load = Load { streams: row.streams, pace: row.pace, run: options.run };
+        let load = Load { transport: row.transport, streams: row.streams, pace: row.pace, run: options.run };
         runs.push(run_once(options, &feed, &load).await?);
     }
     let mut by_rate = runs.clone();
@@ -317,11 +354,13 @@ async fn run_paced(
     let bytes: usize = feed.frames.iter().map(|frame| frame.payload.len()).sum();
     let frame_bytes = bytes as f64 / feed.frames.len() as f64;
     let steps = machine::steps(&options.dir, frame_bytes as usize, FRAME_INTERVAL)?;
-    let load = Load { streams: 1, pace: Pace::Each(FRAME_INTERVAL), run: options.run };
+    let pace = Pace::Each(FRAME_INTERVAL);
+    let load = Load { transport: row.transport, streams: 1, pace, run: options.run };
     Ok(Paced { rate, is_light, run: run_once(options, &feed, &load).await?, frame_bytes, steps })
 }
 
 struct Load {
+    transport: Transport,
     streams: usize,
     pace: Pace,
     run: Duration,
@@ -330,8 +369,17 @@ struct Load {
 /// A fresh service each time: nothing is carried over.
 async fn run_once(options: &Options, feed: &Feed, load: &Load) -> anyhow::Result<Run> {
     let dir = tempfile::tempdir_in(&options.dir)?;
-    let cluster = Cluster::start(&options.sluice, dir.path(), &[])?;
-    let measured = measure(&cluster, feed, load).await;
+    let (cert, key) = make_self_signed(dir.path(), "127.0.0.1")?;
+    let path = |file: &Path| file.display().to_string();
+    let env = [("SLUICE_GATEWAY__TLS_CERT", &*path(&cert)), ("SLUICE_GATEWAY__TLS_KEY", &*path(&key))];
+    let cluster = Cluster::start(&options.sluice, dir.path(), &env)?;
+    let measured = match load.transport {
+        Transport::Quic => {
+            let target = Quic::new(load.streams.div_ceil(QUIC_CONNECTIONS))?;
+            measure(&cluster, target, &cert, feed, load).await
+        }
+        _ => measure(&cluster, WebSocket(Speech::Frames), &cert, feed, load).await,
+    };
     let measured = measured.map_err(|error| anyhow!("{error:#}\n{}", cluster.log_tails()))?;
     let table_dir = cluster.table_dir(TABLE);
     cluster.drain()?;
@@ -356,7 +404,13 @@ impl CpuTimes {
     }
 }
 
-async fn measure(cluster: &Cluster, feed: &Feed, load: &Load) -> anyhow::Result<Run> {
+async fn measure<T: Target>(
+    cluster: &Cluster,
+    target: T,
+    certificate: &Path,
+    feed: &Feed,
+    load: &Load,
+) -> anyhow::Result<Run> {
     let client = Client::connect(cluster.url()).await?;
     client.stream(TABLE).schema(feed.shape.schema()).open().await?.finish().await?;
     let latencies: SharedLatencies = Arc::new(Mutex::new(Latencies::new()?));
@@ -364,9 +418,12 @@ async fn measure(cluster: &Cluster, feed: &Feed, load: &Load) -> anyhow::Result<
     let (report, mut reports) = mpsc::channel(2 * load.streams);
     let connecting = Arc::new(Semaphore::new(CONNECTING_MAX));
     let scope = TaskScope::new(OnPanic::EndTask);
+    let target = Arc::new(target);
     for number in 0..load.streams {
         let stream = StreamTask {
-            url: cluster.url().to_owned(),
+            target: Arc::clone(&target),
+            address: cluster.url().trim_start_matches("ws://").to_owned(),
+            certificate: certificate.to_owned(),
             feed: feed.clone(),
             number,
             pace: load.pace,
@@ -382,12 +439,14 @@ async fn measure(cluster: &Cluster, feed: &Feed, load: &Load) -> anyhow::Result<
     }
     let (before, began) = (CpuTimes::now(cluster)?, Instant::now());
     go.send(Some(began + load.run)).context("all streams have gone")?;
-    let (mut records, mut bytes) = (0, 0);
+    let (mut records, mut bytes, mut durable_at) = (0, 0, began);
     for _ in 0..load.streams {
-        let sent = next_report(&mut reports).await?;
+        let sent = next_report(&mut reports).await?.context("a stream opened twice")?;
         records += sent.records;
         bytes += sent.bytes;
+        durable_at = durable_at.max(sent.durable_at);
     }
+    let durable_seconds = durable_at.duration_since(began).as_secs_f64();
     let seconds = began.elapsed().as_secs_f64();
     let cpu = CpuTimes::now(cluster)?.since(&before, bytes);
     let latencies = latencies.lock().unwrap_or_else(PoisonError::into_inner);
@@ -396,13 +455,16 @@ async fn measure(cluster: &Cluster, feed: &Feed, load: &Load) -> anyhow::Result<
         seconds,
         records_per_s: records as f64 / seconds,
         mb_per_s: bytes as f64 / 1e6 / seconds,
+        durable_records_per_s: records as f64 / durable_seconds,
+        durable_mb_per_s: bytes as f64 / 1e6 / durable_seconds,
         ack: quantiles(&latencies.ack),
         committed: quantiles(&latencies.committed),
         cpu,
     })
 }
 
-type Report = anyhow::Result<crate::producer::Sent>;
+/// None: the stream is open.
+type Report = anyhow::Result<Option<Sent>>;
 
 async fn next_report(reports: &mut mpsc::Receiver<Report>) -> Report {
     reports.recv().await.context("a stream's task panicked")?
@@ -414,8 +476,10 @@ fn quantiles(histogram: &Histogram<u64>) -> Quantiles {
 }
 
 /// One stream of a run: reports once when it is open, once when it is done.
-struct StreamTask {
-    url: String,
+struct StreamTask<T> {
+    target: Arc<T>,
+    address: String,
+    certificate: PathBuf,
     feed: Feed,
     number: usize,
     pace: Pace,
@@ -424,31 +488,33 @@ struct StreamTask {
     started: watch::Receiver<Option<Instant>>,
 }
 
-impl StreamTask {
+impl<T: Target> StreamTask<T> {
     async fn run(mut self, report: mpsc::Sender<Report>) {
         let outcome = match self.open().await {
             Ok(producer) => {
                 // Whoever waits has gone only when the run has failed already.
-                let _ = report.send(Ok(crate::producer::Sent::default())).await;
-                self.send(producer).await
+                let _ = report.send(Ok(None)).await;
+                self.send(producer).await.map(Some)
             }
             Err(error) => Err(error),
         };
         let _ = report.send(outcome).await;
     }
 
-    async fn open(&self) -> anyhow::Result<Producer> {
+    async fn open(&self) -> anyhow::Result<Producer<T>> {
         let _permit = self.connecting.acquire().await?;
-        Producer::open(&self.url, TABLE, self.feed.encoding).await
+        let at = (&*self.address, Some(&*self.certificate));
+        Producer::open(&*self.target, at, TABLE, self.feed.encoding).await
     }
 
-    async fn send(&mut self, producer: Producer) -> Report {
+    async fn send(&mut self, producer: Producer<T>) -> anyhow::Result<Sent> {
         let deadline = *self.started.wait_for(Option::is_some).await?;
         let deadline = deadline.context("just waited for it")?;
         // Each stream begins at another place, so that they do not all send the same.
         let (end, begin) = self.feed.frames.split_at(self.number % self.feed.frames.len());
-        let frames: Vec<Frame> = begin.iter().chain(end).take(frames_kept(self.pace)).cloned().collect();
-        producer.run(&frames, self.pace, deadline, &self.latencies).await
+        let messages: Vec<Message> =
+            begin.iter().chain(end).take(frames_kept(self.pace)).map(Frame::message).collect();
+        producer.run(&messages, self.pace, deadline, &self.latencies).await
     }
 }
 
@@ -456,7 +522,7 @@ impl StreamTask {
 fn frames_kept(pace: Pace) -> usize {
     match pace {
         Pace::Full | Pace::Each(_) => FEED_FRAMES_MAX,
-        Pace::Closed => 100,
+        Pace::UnderWay(_) => 100,
     }
 }
 

@@ -28,6 +28,7 @@ use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
+use crate::cluster::Process;
 use crate::history::History;
 use crate::judge::{self, OtherReader};
 use crate::pool::{Member, Options, Pool, table_name};
@@ -48,8 +49,10 @@ const FAULT_LASTS: Duration = Duration::from_secs(3);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(90);
 /// A pod whose log has failed ends with it.
 const EXIT_LOG_FAILED: i32 = 74;
-/// And of a pod whose log holds what is in no table at the end of its drain.
+/// And one whose log holds what is in no table at the end of its drain.
 const EXIT_UNDRAINED: i32 = 69;
+/// A pod that is to drain before it has started ends with it.
+const EXIT_INTERRUPTED: i32 = 130;
 /// The pod whose log is written through the page cache.
 const BUFFERED: &str = "pod-2";
 const ENOSPC: i32 = 28;
@@ -342,17 +345,21 @@ impl<'a> Run<'a> {
     /// Takes note of an end that nobody has brought about from here, unless there is a reason.
     fn ended(&mut self, member: &Member, status: ExitStatus) -> anyhow::Result<()> {
         let process = self.pool.take(member);
+        let was_ready = process.as_ref().is_some_and(Process::is_ready);
         let killed = self.pool.faults(member).take_killed()?;
         let was_draining = self.draining.remove(member);
-        let is_pod = matches!(member, Member::Pod(_));
+        let may_fail = matches!(member, Member::Pod(_)) && self.may_fail(member);
         if let Some(point) = killed.filter(|_| status.signal() == Some(libc::SIGABRT)) {
-            (self.say)(&format!("{member} has died at {}", point.name()));
-            self.figures.died(member, point);
+            self.died(member, point, was_ready);
         } else if was_draining && (status.success() || status.code() == Some(EXIT_UNDRAINED)) {
             // Where another pod is down, what waits for its log stays behind until the next start.
             self.figures.drains += 1;
-        } else if is_pod && status.code() == Some(EXIT_LOG_FAILED) && self.may_fail(member) {
+        } else if was_draining && !was_ready && status.code() == Some(EXIT_INTERRUPTED) {
+            self.figures.count("start interrupted");
+        } else if may_fail && status.code() == Some(EXIT_LOG_FAILED) {
             self.figures.count("log failed");
+        } else if may_fail && !was_ready {
+            self.figures.count("start failed");
         } else {
             let log = process.map(|process| process.log_tail()).unwrap_or_default();
             bail!("{member} has ended by itself: {status}\n{log}");
@@ -382,22 +389,22 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Also where it dies while it starts: then it is down once more.
+    /// Others go on while a pod starts: what it waits for may be theirs to give back. How it ends is seen as later ends are.
     fn start(&mut self, member: Member) -> anyhow::Result<()> {
         if self.pool.process(&member).is_some() {
             return Ok(());
         }
-        let Err(error) = self.pool.start_member(&member) else { return Ok(()) };
-        if let Some(point) = self.pool.faults(&member).take_killed()? {
-            (self.say)(&format!("{member} has died at {}, while it started", point.name()));
-            self.figures.died(&member, point);
-        } else if self.may_fail(&member) {
-            self.figures.count("start failed");
-        } else {
-            return Err(error);
-        }
+        let Err(error) = self.pool.launch_member(&member) else { return Ok(()) };
+        let point = self.pool.faults(&member).take_killed()?.ok_or(error)?;
+        self.died(&member, point, false);
         self.is_down(member);
         Ok(())
+    }
+
+    fn died(&mut self, member: &Member, point: Point, was_ready: bool) {
+        let when = if was_ready { "" } else { ", while it started" };
+        (self.say)(&format!("{member} has died at {}{when}", point.name()));
+        self.figures.died(member, point);
     }
 
     fn may_fail_for(&mut self, member: &Member, lasts: Duration) {
@@ -450,11 +457,13 @@ impl<'a> Run<'a> {
 
     fn die(&mut self, member: Member, point: Point, left: usize) -> anyhow::Result<()> {
         self.pool.faults(&member).arm(point, &Action::once(Then::Kill))?;
+        let mut wait = DEATH_WAIT;
         if point == Point::WalReplay {
-            // Only a start replays.
+            // Only a start replays, and it comes after a while.
             self.kill(&member)?;
+            wait *= 2;
         }
-        self.at(DEATH_WAIT, Later::Die(member, point, left));
+        self.at(wait, Later::Die(member, point, left));
         Ok(())
     }
 
@@ -590,7 +599,7 @@ impl<'a> Run<'a> {
     /// Whether all run, and all gateways see all pods active.
     async fn is_whole(&mut self) -> bool {
         for member in self.pool.members() {
-            if self.pool.process(&member).is_none() {
+            if !self.pool.process(&member).is_some_and(|process| process.is_ready()) {
                 return false;
             }
             // A gateway that does not answer is about to be found dead.

@@ -9,17 +9,18 @@ use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
 /// Replaying a log of some GB comes before a pod listens.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// A drain commits everything that was accepted.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks at a process that was asked to end.
-const EXIT_POLL: Duration = Duration::from_millis(5);
+/// Between two looks at a process that is to be ready, or that was asked to end.
+const POLL: Duration = Duration::from_millis(5);
 /// Of a log, what is shown when its process failed.
 const LOG_TAIL_BYTES: usize = 4000;
 /// `USER_HZ`: the same on every Linux.
@@ -47,20 +48,38 @@ pub struct Process {
     name: String,
     child: Child,
     log: PathBuf,
+    /// The line that it prints once it is ready.
+    ready: Arc<OnceLock<String>>,
+    /// Ends when no more lines can come.
+    reader: JoinHandle<()>,
 }
 
 impl Process {
-    /// Starts it and waits until it prints a line with `ready` in it; answers that line too. What it prints goes to
-    /// `NAME.log` in `log_dir`.
+    /// Launches it and waits until it is ready: answers the line that said so.
     ///
     /// # Errors
-    /// It cannot be started, ends before it is ready, or is not ready in time: with the end of its log.
+    /// As `launch` and `until_ready`.
     pub fn start(
+        name: &str,
+        command: Command,
+        ready: &'static str,
+        log_dir: &Path,
+    ) -> anyhow::Result<(Self, String)> {
+        let process = Self::launch(name, command, ready, log_dir)?;
+        let line = process.until_ready()?;
+        Ok((process, line))
+    }
+
+    /// Starts it; it is ready when it prints a line with `ready` in it. What it prints goes to `NAME.log` in `log_dir`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn launch(
         name: &str,
         mut command: Command,
         ready: &'static str,
         log_dir: &Path,
-    ) -> anyhow::Result<(Self, String)> {
+    ) -> anyhow::Result<Self> {
         let log = log_dir.join(format!("{name}.log"));
         let open = || {
             let file = OpenOptions::new().create(true).append(true).open(&log);
@@ -70,19 +89,34 @@ impl Process {
         ends_with_owner(&mut command);
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let stdout = child.stdout.take().context("no standard output")?;
-        let process = Self { name: name.to_owned(), child, log: log.clone() };
-        let (sender, lines) = sync_channel(1);
-        let mut copy = open()?;
+        let (line, mut copy) = (Arc::new(OnceLock::new()), open()?);
+        let said = Arc::clone(&line);
         // Reads on after the line, so that the child never waits for room in the pipe.
-        std::thread::spawn(move || watch(BufReader::new(stdout), &mut copy, ready, &sender));
-        match lines.recv_timeout(START_TIMEOUT) {
-            Ok(line) => Ok((process, line)),
-            Err(RecvTimeoutError::Timeout) => {
-                bail!("{name} did not print {ready:?} within {START_TIMEOUT:?}\n{}", process.log_tail())
+        let reader = std::thread::spawn(move || watch(BufReader::new(stdout), &mut copy, ready, &said));
+        Ok(Self { name: name.to_owned(), child, log, ready: line, reader })
+    }
+
+    /// Whether it has said that it is ready.
+    pub fn is_ready(&self) -> bool {
+        self.ready.get().is_some()
+    }
+
+    /// Waits for the line that says that it is ready.
+    ///
+    /// # Errors
+    /// It ends before, or is not ready in time: with the end of its log.
+    pub fn until_ready(&self) -> anyhow::Result<String> {
+        let asked = Instant::now();
+        loop {
+            // Before the line is looked for: afterwards none can come.
+            let has_ended = self.reader.is_finished();
+            if let Some(line) = self.ready.get() {
+                return Ok(line.clone());
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                bail!("{name} ended before it was ready\n{}", process.log_tail())
-            }
+            ensure!(!has_ended, "{} ended before it was ready\n{}", self.name, self.log_tail());
+            let late = asked.elapsed() > START_TIMEOUT;
+            ensure!(!late, "{} was not ready within {START_TIMEOUT:?}\n{}", self.name, self.log_tail());
+            std::thread::sleep(POLL);
         }
     }
 
@@ -161,7 +195,7 @@ impl Process {
             }
             let late = asked.elapsed() > within;
             ensure!(!late, "{} has not ended in {within:?}\n{}", self.name, self.log_tail());
-            std::thread::sleep(EXIT_POLL);
+            std::thread::sleep(POLL);
         }
     }
 
@@ -211,14 +245,14 @@ impl Drop for Process {
     }
 }
 
-fn watch(stdout: BufReader<impl std::io::Read>, copy: &mut File, ready: &str, sender: &SyncSender<String>) {
-    let mut told = false;
+fn watch(stdout: BufReader<impl std::io::Read>, copy: &mut File, ready: &str, said: &OnceLock<String>) {
     for line in stdout.lines() {
         let Ok(line) = line else { return };
         // A log that cannot be written must not stop the reading.
         let _ = writeln!(copy, "{line}");
-        if !told && line.contains(ready) {
-            told = sender.try_send(line).is_ok();
+        if line.contains(ready) {
+            // The first one counts.
+            let _ = said.set(line);
         }
     }
 }

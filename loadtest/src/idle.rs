@@ -17,6 +17,7 @@ use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 
+use crate::load::target::framed::{Speech, WebSocket};
 use crate::pool::{Options as PoolOptions, Pool};
 use crate::producer::{Idle, Producer};
 use crate::workload::{self, Shape};
@@ -123,19 +124,21 @@ async fn measure(pool: &Pool, streams: usize, say: &(dyn Fn(&str) + Sync)) -> an
     let (scope, connecting) = (TaskScope::new(OnPanic::EndTask), Arc::new(Semaphore::new(CONNECTING_MAX)));
     let (opened, mut opens) = mpsc::channel(streams.max(1));
     for _ in 0..streams {
-        let (url, record) = (pool.urls(0), record.clone());
+        let (address, record) = (pool.urls(0).replace("ws://", ""), record.clone());
         let (opened, connecting) = (opened.clone(), Arc::clone(&connecting));
         scope.spawn("producer", async move {
             let open = async {
                 let _permit = connecting.acquire().await?;
-                Producer::open(&url, TABLE, Encoding::Json).await?.send_one(record).await
+                let target = WebSocket(Speech::Frames);
+                let producer = Producer::open(&target, (&address, None), TABLE, Encoding::Json).await?;
+                producer.send_one(record).await
             };
             // Whoever waits has gone only when the test has failed already.
             let _ = opened.send(open.await).await;
         });
     }
     drop(opened);
-    let mut idle: Vec<Idle> = Vec::with_capacity(streams);
+    let mut idle: Vec<Idle<WebSocket>> = Vec::with_capacity(streams);
     while let Some(open) = tokio::time::timeout(OPEN_TIMEOUT, opens.recv()).await.context("opening")? {
         idle.push(open.with_context(|| format!("stream {}", idle.len() + 1))?);
         if idle.len().is_multiple_of(1000) {

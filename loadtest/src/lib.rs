@@ -23,10 +23,12 @@ pub mod burst;
 pub mod idle;
 pub mod recovery;
 pub mod machine;
-pub mod producer;
+pub(crate) mod producer;
 pub mod load;
 pub mod edges;
 pub mod bench;
 pub mod report;
 pub mod plot;
 pub mod sim;
+#[cfg(debug_assertions)]
+pub mod fuzz;

@@ -363,8 +363,21 @@ impl Pool {
     /// # Errors
     /// It does not start.
     pub fn start_member(&mut self, member: &Member) -> anyhow::Result<()> {
+        self.launch_member(member)?;
         match member {
-            Member::Pod(id) => self.start_pod(id),
+            Member::Pod(id) => self.pod(id)?.until_ready().map(|_| ()),
+            Member::Gateway(_) => Ok(()),
+        }
+    }
+
+    /// Starts a member that does not run, where it was, and does not wait for a pod: `Process::is_ready` says when it is.
+    ///
+    /// # Errors
+    /// It cannot be started, or it is a gateway that does not start.
+    pub fn launch_member(&mut self, member: &Member) -> anyhow::Result<()> {
+        match member {
+            Member::Pod(id) => self.launch_pod(id),
+            // Where its admin API listens is in what it prints.
             Member::Gateway(number) => self.start_gateway(*number),
         }
     }
@@ -436,6 +449,10 @@ impl Pool {
     }
 
     fn start_pod(&mut self, id: &str) -> anyhow::Result<()> {
+        self.start_member(&Member::Pod(id.to_owned()))
+    }
+
+    fn launch_pod(&mut self, id: &str) -> anyhow::Result<()> {
         let mut command = self.command("pod", id);
         let pod = self.pods.get_mut(id).with_context(|| format!("there is no {id}"))?;
         ensure!(pod.process.is_none(), "{id} runs");
@@ -445,7 +462,7 @@ impl Pool {
         if let Some(cutter) = &pod.cutter {
             command.env("SLUICE_POD__ADVERTISE", format!("127.0.0.1:{}", cutter.port()));
         }
-        pod.process = Some(Process::start(id, command, "listens on", &self.dir)?.0);
+        pod.process = Some(Process::launch(id, command, "listens on", &self.dir)?);
         Ok(())
     }
 

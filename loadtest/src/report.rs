@@ -117,11 +117,13 @@ fn row_lines(row: &RowFigures, limits: Option<&Limits>) -> Vec<Figure> {
     let codec = limits.map(|limits| if key == 'a' { &limits.arrow } else { &limits.json });
     let name = |what: &str| format!("({key}) {what}");
     let bare = codec.map(|codec| ("decode + log + Parquet, bare", codec.bare_cpu_s_per_gb()));
-    let pod_aim = bare.filter(|_| key != 'c').map(|(_, bare)| Aim::AtMost(POD_CPU_MAX * bare));
+    let pod_aim = bare.filter(|_| row.row.frame_rows > 1).map(|(_, bare)| Aim::AtMost(POD_CPU_MAX * bare));
     let parquet = |figure: fn(&Codec) -> f64| codec.map(|codec| ("Parquet zstd-1, one core", figure(codec)));
     let flush = limits.map(|limits| ("4 KiB flush, idle", limits.disk.flush_4k_us / 1e3));
     let aims = |wanted: char, least: f64| (key == wanted && limits.is_some()).then_some(Aim::AtLeast(least));
     let mut lines = vec![
+        Figure::new(name("records/s, to durable"), median.durable_records_per_s, "/s"),
+        Figure::new(name("payload, to durable"), median.durable_mb_per_s, "MB/s"),
         Figure::new(name("records/s, to committed"), median.records_per_s, "/s")
             .beside(parquet(|codec| codec.parquet_records_per_s))
             .aiming(aims('b', JSON_RECORDS_PER_S_MIN)),

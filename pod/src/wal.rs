@@ -12,6 +12,7 @@
 
 mod segment;
 mod identity;
+mod bounds;
 mod disk;
 mod replay;
 mod bell;
@@ -19,6 +20,8 @@ mod writer;
 mod keeper;
 mod object;
 pub mod stepped;
+#[cfg(debug_assertions)]
+pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 

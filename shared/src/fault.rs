@@ -64,6 +64,8 @@ named! {
         WalProbe = "wal.probe",
         /// A spare file of the log is about to be made.
         WalCreate = "wal.create",
+        /// The log is about to say which segments have to be there, and how far they are durable.
+        WalMark = "wal.mark",
         /// A group is about to be written.
         WalWriteBefore = "wal.write.before",
         /// A group is written; with direct I/O that has flushed it too.

@@ -12,6 +12,8 @@
 mod answer;
 mod columns;
 mod flat;
+#[cfg(debug_assertions)]
+pub(super) mod fuzzing;
 mod grpc;
 mod http;
 mod json;

@@ -8,6 +8,8 @@ pub(super) mod body;
 pub(super) mod coding;
 mod parquet;
 mod split;
+#[cfg(debug_assertions)]
+pub(super) mod fuzzing;
 
 use std::sync::Arc;
 

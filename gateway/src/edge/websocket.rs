@@ -6,6 +6,8 @@
 
 pub(super) mod echo;
 mod frames;
+#[cfg(debug_assertions)]
+pub(super) mod fuzzing;
 
 use std::pin::Pin;
 use std::sync::Arc;

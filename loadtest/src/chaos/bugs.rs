@@ -68,7 +68,7 @@ pub async fn run(sluice: &Path, dir: &Path, bug: Bug, is_planted: bool) -> anyho
         volume = Some(Volume::mount(&dir.join("volume.ext4"), &dir.join("data"))?);
     }
     let mut env = ENV.to_vec();
-    if bug == Bug::AckBeforeFlush && is_planted {
+    if matches!(bug, Bug::AckBeforeFlush | Bug::FlushSkipped) && is_planted {
         // The log knows by itself that it lacks what it has told of, and the pod would not start.
         env.push(("SLUICE_POD__ACCEPT_LOSS", "true"));
     }

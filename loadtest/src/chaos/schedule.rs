@@ -23,8 +23,9 @@ const ENOSPC: i32 = 28;
 const EBUSY: i32 = 16;
 
 /// Points at which pods die. What is not met in time is met in another pod.
-pub const DEATHS_OF_PODS: [Point; 20] = [
+pub const DEATHS_OF_PODS: [Point; 21] = [
     Point::WalCreate,
+    Point::WalMark,
     Point::WalWriteBefore,
     Point::WalWriteAfter,
     Point::WalFlushBefore,

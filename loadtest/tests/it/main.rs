@@ -7,4 +7,6 @@ mod elastic;
 mod burst;
 mod bench;
 mod edges;
+#[cfg(debug_assertions)]
+mod fuzz;
 mod rig;

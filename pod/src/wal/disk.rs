@@ -15,6 +15,7 @@ use sluice_shared::fault::{self, Bug, Faults, Point};
 use sluice_shared::ids::WalPosition;
 
 use super::WalError;
+use super::bounds::{Bounds, SLOT, Slot};
 use super::identity::Identity;
 use super::segment::{BLOCK, SegmentHeader};
 
@@ -28,10 +29,6 @@ const IDENTITY_NEW: &str = "identity.new";
 const LOCK: &str = "lock";
 const PROBE: &str = "probe.tmp";
 const OLDEST: &str = "oldest";
-/// The file `oldest` has two slots, written in turns, each in a disk sector of its own.
-const OLDEST_SLOT: usize = 512;
-/// Stands there while no segment has to be there.
-const NO_SEGMENT: u64 = u64::MAX;
 
 /// The directory of an open log.
 pub(super) struct Disk {
@@ -39,17 +36,13 @@ pub(super) struct Disk {
     directory: File,
     direct: bool,
     lock: Mutex<Option<File>>,
-    oldest: Mutex<Oldest>,
+    /// As the file `oldest` says it.
+    slot: Mutex<Slot>,
     /// What is to go wrong on purpose.
     pub(super) faults: Faults,
-}
-
-/// Which segment is the oldest that has to be there.
-#[derive(Clone, Copy)]
-struct Oldest {
-    /// Of the slot that counts.
-    sequence: u64,
-    segment: u64,
+    /// A fuzzer's segments, read in the place of files.
+    #[cfg(debug_assertions)]
+    made_up: Option<BTreeMap<u64, Vec<u8>>>,
 }
 
 /// What the directory holds.
@@ -113,9 +106,29 @@ impl Disk {
             directory,
             direct,
             lock: Mutex::new(Some(lock)),
-            oldest: Mutex::new(Oldest { sequence: 0, segment: NO_SEGMENT }),
+            slot: Mutex::default(),
             faults: Faults::default(),
+            #[cfg(debug_assertions)]
+            made_up: None,
         })
+    }
+
+    /// A log whose segments are in memory: they can be listed and loaded, and nothing else. It is to be opened some hundred
+    /// thousand times a second.
+    #[cfg(debug_assertions)]
+    pub(super) fn made_up(segments: BTreeMap<u64, Vec<u8>>) -> Result<(Self, Listing), WalError> {
+        let dir = Path::new("/");
+        let lengths = segments.iter().map(|(number, bytes)| (*number, bytes.len() as u64)).collect();
+        let disk = Self {
+            dir: dir.to_owned(),
+            directory: File::open(dir).map_err(io_error("open directory", dir))?,
+            direct: false,
+            lock: Mutex::new(None),
+            slot: Mutex::default(),
+            faults: Faults::default(),
+            made_up: Some(segments),
+        };
+        Ok((disk, Listing { segments: lengths, ..Listing::default() }))
     }
 
     pub(super) fn direct(&self) -> bool {
@@ -163,52 +176,49 @@ impl Disk {
         identity_in(&self.dir)
     }
 
-    /// Which segment is the oldest that has to be there; None where that is not known, or there need be none.
-    pub(super) fn read_oldest(&self) -> Result<Option<u64>, WalError> {
-        let path = self.dir.join(OLDEST);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(io_error("read", &path)(error)),
-        };
-        let slots: Vec<&[u8]> = bytes.chunks(OLDEST_SLOT).collect();
-        // A slot that is damaged may be the one that counts.
-        let is_damaged =
-            slots.iter().any(|slot| Oldest::decode(slot).is_none() && slot.iter().any(|byte| *byte != 0));
-        let newest = slots.iter().filter_map(|slot| Oldest::decode(slot)).max_by_key(|slot| slot.sequence);
-        if is_damaged {
-            tracing::warn!(path = %path.display(), "damaged: whether the log's first segments are missing is not known");
-        }
-        let Some(newest) = newest else { return Ok(None) };
-        *self.oldest.lock().unwrap_or_else(PoisonError::into_inner) = newest;
-        Ok(Some(newest.segment).filter(|segment| !is_damaged && *segment != NO_SEGMENT))
+    pub(super) fn bounds_path(&self) -> PathBuf {
+        self.dir.join(OLDEST)
     }
 
-    /// Says so durably, before segments before it are taken away; `None` where none has to be there. In place, so that a
-    /// full disk is no hindrance.
-    pub(super) fn write_oldest(&self, segment: Option<u64>) -> Result<(), WalError> {
-        let path = self.dir.join(OLDEST);
-        let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = Oldest { sequence: oldest.sequence + 1, segment: segment.unwrap_or(NO_SEGMENT) };
+    /// Which segments have to be there; or why that is not known.
+    pub(super) fn read_bounds(&self) -> Result<Result<Bounds, &'static str>, WalError> {
+        let path = self.bounds_path();
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Err("it is missing")),
+            Err(error) => return Err(io_error("read", &path)(error)),
+        };
+        let (newest, is_damaged) = Slot::newest(&bytes);
+        if let Some(newest) = newest {
+            *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = newest;
+        }
+        Ok(match newest {
+            Some(newest) if !is_damaged => Ok(newest.bounds),
+            None if !is_damaged => Err("it is empty"),
+            _ => Err("it does not match its checksum"),
+        })
+    }
+
+    /// Says durably which segments have to be there from now on. In place, so that a full disk is no hindrance.
+    pub(super) fn change_bounds(&self, change: impl FnOnce(&mut Bounds)) -> Result<(), WalError> {
+        let path = self.bounds_path();
+        let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = Slot { turn: slot.turn + 1, ..*slot };
+        change(&mut next.bounds);
         let write = || -> io::Result<()> {
+            self.faults.hit(Point::WalMark, WalPosition { segment: 0, offset: 0 })?;
             let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path)?;
-            let is_new = file.metadata()?.len() < 2 * OLDEST_SLOT as u64;
+            let is_new = file.metadata()?.len() < 2 * SLOT as u64;
             if is_new {
-                file.write_all_at(&[0; 2 * OLDEST_SLOT], 0)?;
+                file.write_all_at(&[0; 2 * SLOT], 0)?;
             }
-            file.write_all_at(&next.encode(), next.sequence % 2 * OLDEST_SLOT as u64)?;
+            file.write_all_at(&next.encode(), next.turn % 2 * SLOT as u64)?;
             file.sync_data()?;
             if is_new { self.directory.sync_all() } else { Ok(()) }
         };
         write().map_err(io_error("write", &path))?;
-        *oldest = next;
+        *slot = next;
         Ok(())
-    }
-
-    /// Says so of a segment that has just been made, where none has to be there so far.
-    pub(super) fn write_first(&self, segment: u64) -> Result<(), WalError> {
-        let oldest = *self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
-        if oldest.segment == NO_SEGMENT { self.write_oldest(Some(segment)) } else { Ok(()) }
     }
 
     /// Replaces the identity durably and as a whole.
@@ -225,8 +235,13 @@ impl Disk {
 
     /// Reads a whole segment into `bytes`.
     pub(super) fn load(&self, number: u64, bytes: &mut Vec<u8>) -> Result<(), WalError> {
-        let path = self.segment_path(number);
         bytes.clear();
+        #[cfg(debug_assertions)]
+        if let Some(segments) = &self.made_up {
+            bytes.extend_from_slice(segments.get(&number).map_or(&[], Vec::as_slice));
+            return Ok(());
+        }
+        let path = self.segment_path(number);
         let read = File::open(&path).and_then(|mut file| file.read_to_end(bytes));
         read.map(|_| ()).map_err(io_error("read", &path))
     }
@@ -335,24 +350,6 @@ impl Disk {
             options.custom_flags(libc::O_DIRECT | libc::O_DSYNC);
         }
         options
-    }
-}
-
-impl Oldest {
-    fn encode(self) -> [u8; 20] {
-        let mut slot = [0; 20];
-        slot[..8].copy_from_slice(&self.sequence.to_le_bytes());
-        slot[8..16].copy_from_slice(&self.segment.to_le_bytes());
-        let checksum = crc32c::crc32c(&slot[..16]);
-        slot[16..].copy_from_slice(&checksum.to_le_bytes());
-        slot
-    }
-
-    fn decode(slot: &[u8]) -> Option<Self> {
-        let number = |at: usize| Some(u64::from_le_bytes(slot.get(at..at + 8)?.try_into().ok()?));
-        let (sequence, segment) = (number(0)?, number(8)?);
-        let checksum = u32::from_le_bytes(slot.get(16..20)?.try_into().ok()?);
-        (sequence > 0 && checksum == crc32c::crc32c(&slot[..16])).then_some(Self { sequence, segment })
     }
 }
 

@@ -30,6 +30,10 @@ pub(super) struct Identity {
     pub(super) chain: Chain,
     /// Ends of the older lives that still had segments when this one began, oldest first.
     pub(super) ends: Vec<End>,
+    /// Whether the file `oldest` says which segments of that life have to be there: it is damage where it does not. Older
+    /// programs left none, or one that says less.
+    #[serde(default)]
+    pub(super) bounded: bool,
 }
 
 /// Where an older life ends.
@@ -47,7 +51,8 @@ impl Identity {
     pub(super) fn fresh(owner: PodId) -> Self {
         let log = LogId(uuid::Uuid::new_v4());
         let epoch = Epoch(0);
-        Self { format: FORMAT, log, owner, epoch, first_segment: 0, chain: Chain::START, ends: Vec::new() }
+        let (first_segment, chain, ends) = (0, Chain::START, Vec::new());
+        Self { format: FORMAT, log, owner, epoch, first_segment, chain, ends, bounded: false }
     }
 
     /// The end of an older life.

@@ -1,6 +1,7 @@
-//! The keeper of segments: makes one ahead of its use, and takes those away whose entries are all released.
+//! The keeper of segments: makes one ahead of its use, takes those away whose entries are all released, and says beside them
+//! what a start has to find.
 //!
-//! *Owns*: the thread that does so, the limit in bytes, what happens on a full disk.
+//! *Owns*: the thread that does so, the limit in bytes, what happens on a full disk. No group waits for it, unless for a segment.
 //! *Does not own*: which entries are released (`writer.rs`), files (`disk.rs`).
 //! Keeps P7: the log's files never take more than `bytes_max` together.
 
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use sluice_shared::fault::{self, Point};
 
 use super::WalError;
+use super::bounds::Bounds;
 use super::disk::is_full;
 use super::writer::{Ending, Shared, State};
 
@@ -21,6 +23,8 @@ pub(super) enum Chore {
     Retire(u64),
     /// Make a segment ahead.
     Make,
+    /// Say how far the log is durable.
+    Mark,
     /// The writers have ended.
     End,
 }
@@ -36,8 +40,18 @@ pub(super) fn run(shared: &Arc<Shared>) {
     end(shared);
 }
 
-/// Lets others have the directory, once the writers have ended.
+/// Lets others have the directory, once the writers have ended. What was written until then is missed where it is gone.
 pub(super) fn end(shared: &Shared) {
+    let state = shared.lock();
+    let is_due = state.ending == Ending::Closing && state.durable > state.marked;
+    drop(state);
+    if is_due && let Err(error) = mark(shared, |_| ()) {
+        let error = &error as &dyn std::error::Error;
+        tracing::warn!(
+            error,
+            "how far the log is durable could not be said: its last groups are not missed where they are lost"
+        );
+    }
     shared.disk.unlock();
     shared.ended.send_replace(true);
 }
@@ -46,6 +60,7 @@ pub(super) fn do_chore(shared: &Shared, chore: Chore) {
     let done = match chore {
         Chore::Retire(segment) => retire(shared, segment),
         Chore::Make => make(shared),
+        Chore::Mark => mark(shared, |_| ()),
         Chore::End => Ok(()),
     };
     if let Err(error) = done {
@@ -71,8 +86,23 @@ pub(super) fn chore(state: &State) -> Option<Chore> {
     match trimmable {
         Some(segment) => Some(Chore::Retire(segment)),
         None if state.writers == 0 => Some(Chore::End),
-        None => (wanted && !failed).then_some(Chore::Make),
+        None if failed => None,
+        None if wanted => Some(Chore::Make),
+        None => (state.mark_due && state.durable > state.marked).then_some(Chore::Mark),
     }
+}
+
+/// Says durably which segments have to be there, and how far the log is durable by now.
+fn mark(shared: &Shared, change: impl FnOnce(&mut Bounds)) -> Result<(), WalError> {
+    let durable = shared.lock().durable;
+    shared.disk.change_bounds(|bounds| {
+        change(bounds);
+        bounds.reach(shared.epoch, durable);
+    })?;
+    let mut state = shared.lock();
+    state.marked = durable;
+    state.mark_due = false;
+    Ok(())
 }
 
 fn pass(shared: &Shared, point: Point, segment: u64) -> Result<(), WalError> {
@@ -90,7 +120,7 @@ fn retire(shared: &Shared, segment: u64) -> Result<(), WalError> {
     let oldest = state.oldest_after(segment);
     drop(state);
     // Before: a segment that has to be there and is not is damage.
-    shared.disk.write_oldest(oldest)?;
+    mark(shared, |bounds| bounds.release(oldest))?;
     shared.disk.retire(segment, spare)?;
     if !keep {
         shared.disk.remove_spare(spare)?;
@@ -124,7 +154,8 @@ fn make(shared: &Shared) -> Result<(), WalError> {
         return Ok(());
     };
     let file = shared.disk.adopt_spare(spare, &shared.header(segment, None))?;
-    shared.disk.write_first(segment)?;
+    // Before it is used: a segment without this mark holds nothing.
+    mark(shared, |bounds| bounds.make(shared.epoch, segment))?;
     shared.segment_made(file);
     Ok(())
 }

@@ -19,6 +19,8 @@ pub(super) mod form;
 mod folder;
 mod groups;
 mod sealed;
+#[cfg(debug_assertions)]
+pub(super) mod fuzzing;
 #[cfg(test)]
 mod tests;
 

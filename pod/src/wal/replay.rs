@@ -3,8 +3,16 @@
 //! A segment belongs to the life (epoch) that its header names. Where an older life ends is written in the
 //! identity: up to there every group must be whole, and what stands behind is not looked at. Only the end of the
 //! newest life must be found: it is before the first group that is missing or damaged. That cut is a torn tail,
-//! and harmless, unless a whole later header of the same life says that the missing group was durable: then it is
-//! corruption, and nothing is changed unless the operator accepts the loss.
+//! and harmless, unless it is known that the missing group was durable: then it is corruption, and nothing is changed
+//! unless the operator accepts the loss. It is known from
+//!
+//! - a whole later header of the same life, which says so of the groups before it,
+//! - the file `oldest`, which says so of the groups that were durable some time before the end (all, after a clean stop),
+//!   and which segments have to be there (`bounds.rs`),
+//! - the file's length and header: a segment has all its bytes and a whole header, durably, before it has a number, and the
+//!   header, rewritten with the first group, fits a sector.
+//!
+//! Otherwise no more than a warning can be given, where something of this life stands behind the cut.
 //!
 //! *Owns*: the decision where the log ends, the new life's identity, replay.
 //! *Does not own*: what replayed entries mean.
@@ -17,10 +25,13 @@ use bytes::Bytes;
 use sluice_shared::fault::{self, Bug, Point};
 use sluice_shared::ids::{Epoch, WalPosition};
 
+use super::bounds::{Bounds, Reached};
 use super::disk::{Disk, Listing};
 use super::identity::{End, Identity};
 use super::keeper::SPARES_MAX;
-use super::segment::{self, BLOCK, Chain, Entry, FORMAT, Fault, GroupHeader, HeaderFault, SegmentHeader};
+use super::segment::{
+    self, BLOCK, Chain, Entry, FORMAT, Fault, GroupHeader, HeaderFault, Place, SegmentHeader,
+};
 use super::writer::{Shared, Written};
 use super::{Durable, WalConfig, WalError};
 
@@ -48,6 +59,27 @@ pub(super) struct Recovered {
     pub(super) spare_number: u64,
 }
 
+/// Where the log's groups end, and the files go on.
+#[derive(Debug, Default)]
+pub(super) struct Settled {
+    /// The segments with groups up to there.
+    pub(super) found: Vec<Found>,
+    /// What the next group must carry.
+    pub(super) chain: Option<Chain>,
+    pub(super) cut: Option<Cut>,
+}
+
+/// A tail of the newest life of which it is not known that it was durable.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) position: WalPosition,
+    reason: String,
+    /// How many whole headers of groups stand behind it.
+    groups: usize,
+    /// How many bytes that are not zero, up to where the last of these groups ends.
+    bytes: usize,
+}
+
 /// The first place where the log does not go on.
 #[derive(Debug, Clone)]
 struct Break {
@@ -60,24 +92,17 @@ struct Break {
 /// Reads the directory, decides where the log ends, and begins the new life durably.
 pub(super) fn recover(disk: &Disk, config: &WalConfig) -> Result<Recovered, WalError> {
     let mut listing = disk.list()?;
-    let identity = match disk.read_identity()? {
-        Some(identity) => identity,
-        None if listing.segments.is_empty() => Identity::fresh(config.owner.clone()),
-        None => {
-            let reason = "it is missing, and there are segments".to_owned();
-            return Err(WalError::Identity { file: disk.identity_path(), reason });
-        }
-    };
-    if identity.owner != config.owner {
-        let (found, expected) = (format!("pod {}", identity.owner), format!("pod {}", config.owner));
-        return Err(WalError::Foreign { file: disk.identity_path(), found, expected });
-    }
-    let oldest = disk.read_oldest()?;
+    let known = disk.read_bounds()?;
+    let identity = identity(disk, config, &listing, known.ok())?;
+    let bounds = bounds(disk, config, &identity, &listing, known)?;
     // Those before were released, and about to be taken away.
-    let kept = listing.segments.split_off(&oldest.unwrap_or(0));
+    let kept = listing.segments.split_off(&bounds.oldest.unwrap_or(0));
     let released = std::mem::replace(&mut listing.segments, kept);
-    let scan = Scan::new(disk, &identity, &listing, oldest);
-    let (found, chain) = scan.settle(config.accept_loss)?;
+    let scan = Scan::new(disk, &identity, &listing, bounds);
+    let Settled { found, chain, cut } = scan.settle(config.accept_loss)?;
+    if let Some(cut) = &cut {
+        cut.warn(disk);
+    }
     // What a process that was killed has written and not flushed was read from the page cache. It counts from here on,
     // as what the identity names, and must be there after a power loss.
     for found in found.iter().filter(|found| found.epoch == identity.epoch) {
@@ -85,11 +110,73 @@ pub(super) fn recover(disk: &Disk, config: &WalConfig) -> Result<Recovered, WalE
     }
     let identity = next_life(&identity, &found, chain, &listing);
     listing.segments.extend(released);
-    // Before segments without a group are taken away.
-    disk.write_oldest(found.first().map(|first| first.number))?;
+    // Before segments without a group are taken away. How far the old life had come goes on to count until the new one
+    // begins.
+    disk.change_bounds(|bounds| bounds.oldest = found.first().map(|first| first.number))?;
     disk.write_identity(&identity)?;
     let (spares, spare_number) = tidy(disk, config, &listing, &found)?;
     Ok(Recovered { identity, found, spares, spare_number })
+}
+
+/// Whose log this is; a new one's where there is none yet.
+fn identity(
+    disk: &Disk,
+    config: &WalConfig,
+    listing: &Listing,
+    bounds: Option<Bounds>,
+) -> Result<Identity, WalError> {
+    let had_segments = bounds.is_some_and(|bounds| bounds.reached.is_some());
+    let identity = match disk.read_identity()? {
+        Some(identity) => identity,
+        None if listing.segments.is_empty() && !had_segments => Identity::fresh(config.owner.clone()),
+        None => {
+            let reason = if listing.segments.is_empty() {
+                "it is missing, and so are segments that have to be there"
+            } else {
+                "it is missing, and there are segments"
+            };
+            return Err(WalError::Identity { file: disk.identity_path(), reason: reason.to_owned() });
+        }
+    };
+    if identity.owner != config.owner {
+        let (found, expected) = (format!("pod {}", identity.owner), format!("pod {}", config.owner));
+        return Err(WalError::Foreign { file: disk.identity_path(), found, expected });
+    }
+    Ok(identity)
+}
+
+/// Which segments have to be there. Where that should be known and is not, it is damage like any other.
+fn bounds(
+    disk: &Disk,
+    config: &WalConfig,
+    identity: &Identity,
+    listing: &Listing,
+    known: Result<Bounds, &'static str>,
+) -> Result<Bounds, WalError> {
+    let reason = match known {
+        Ok(bounds) => return Ok(bounds),
+        Err(reason) => reason,
+    };
+    let path = disk.bounds_path();
+    if !identity.bounded {
+        // Older programs left none, or went on without. A new log has none yet.
+        if identity.epoch > Epoch(0) {
+            tracing::warn!(path = %path.display(), reason, "whether the log's first segments are missing is not known");
+        }
+        return Ok(Bounds::default());
+    }
+    let first = listing.segments.keys().next().copied().unwrap_or(identity.first_segment);
+    let reason = format!(
+        "{reason}, and it says which segments and groups have to be there: whether some are lost is not known; those that \
+         are there are kept with --accept-loss"
+    );
+    let position = WalPosition { segment: first, offset: 0 };
+    let error = WalError::Corrupt { segment: path, position, reason };
+    if !config.accept_loss {
+        return Err(error);
+    }
+    tracing::error!(error = &error as &dyn std::error::Error, "loss accepted, as far as there is one");
+    Ok(Bounds::default())
 }
 
 pub(super) fn next_life(
@@ -114,6 +201,7 @@ pub(super) fn next_life(
         },
         chain: chain.unwrap_or(old.chain),
         ends: ends.into_values().collect(),
+        bounded: true,
     }
 }
 
@@ -156,6 +244,8 @@ pub(super) struct Scan<'a> {
     listing: &'a Listing,
     /// The oldest segment that has to be there, as far as known.
     oldest: Option<u64>,
+    /// How far the newest life has come at least, as far as known.
+    reached: Option<Reached>,
     /// The segment in hand; one buffer for all.
     bytes: Vec<u8>,
     found: Vec<Found>,
@@ -176,51 +266,52 @@ enum Kind {
 }
 
 impl<'a> Scan<'a> {
-    pub(super) fn new(
-        disk: &'a Disk,
-        identity: &'a Identity,
-        listing: &'a Listing,
-        oldest: Option<u64>,
-    ) -> Self {
-        let (bytes, found) = (Vec::new(), Vec::new());
-        Self { disk, identity, listing, oldest, bytes, found, chain: None, pending: None }
+    pub(super) fn new(disk: &'a Disk, identity: &'a Identity, listing: &'a Listing, bounds: Bounds) -> Self {
+        let (bytes, found, oldest) = (Vec::new(), Vec::new(), bounds.oldest);
+        let reached = bounds.reached.filter(|reached| reached.epoch == identity.epoch);
+        Self { disk, identity, listing, oldest, reached, bytes, found, chain: None, pending: None }
     }
 
-    /// Decides where the log ends: the segments with groups up to there, and what the next group must carry. Changes
-    /// nothing.
-    pub(super) fn settle(mut self, accept_loss: bool) -> Result<(Vec<Found>, Option<Chain>), WalError> {
-        if let Some(broken) = self.run()? {
-            self.judge(&broken, accept_loss)?;
-        }
-        Ok((self.found, self.chain))
+    /// Decides where the log ends. Changes nothing.
+    pub(super) fn settle(mut self, accept_loss: bool) -> Result<Settled, WalError> {
+        let cut = match self.run()? {
+            Some(broken) => self.judge(&broken, accept_loss)?,
+            None => None,
+        };
+        Ok(Settled { found: self.found, chain: self.chain, cut })
     }
 
     /// Finds all groups of the log, up to the first break that matters.
     fn run(&mut self) -> Result<Option<Break>, WalError> {
         if let Some(oldest) = self.oldest.filter(|oldest| !self.listing.segments.contains_key(oldest)) {
-            return Ok(Some(self.missing(oldest)));
+            return Ok(Some(self.missing(oldest, oldest)));
         }
         let mut previous = None;
         for number in self.listing.segments.keys().copied() {
-            if previous.is_some_and(|previous| previous + 1 != number) {
-                return Ok(Some(self.missing(previous.map_or(0, |previous| previous + 1))));
+            if let Some(previous) = previous.filter(|previous| previous + 1 != number) {
+                return Ok(Some(self.missing(previous + 1, number - 1)));
             }
             if let Some(broken) = self.segment(number)? {
                 return Ok(Some(broken));
             }
             previous = Some(number);
         }
-        // The last life that has ended may have lost all of its files.
-        let settled = self.identity.ends.iter().map(|end| end.segment).max();
-        let last = self.found.last().map(|last| last.number);
-        let unfinished =
-            last.filter(|last| settled.is_some_and(|settled| *last < settled)).map(|last| last + 1);
-        Ok(unfinished.map(|number| self.missing(number)).or_else(|| self.pending.take()))
+        // The last life that has ended may have lost all of its files, and those before it the groups in theirs; the newest
+        // one its last files.
+        let ends = self.identity.ends.iter().map(|end| end.segment);
+        let settled = ends.chain(self.reached.map(|reached| reached.newest)).max();
+        let unfinished = previous.zip(settled).filter(|(last, settled)| last < settled);
+        Ok(unfinished.map(|(last, settled)| self.missing(last + 1, settled)).or_else(|| self.pending.take()))
     }
 
-    fn missing(&self, segment: u64) -> Break {
+    /// Segments are missing from one to another, which is the last one.
+    fn missing(&self, segment: u64, last: u64) -> Break {
         let position = WalPosition { segment, offset: 0 };
-        Break { position, reason: "the file is missing".to_owned(), durable: true }
+        let reason = match last - segment {
+            0 => "the file is missing".to_owned(),
+            _ => format!("the file is missing, and so are those behind it through segment {last}"),
+        };
+        Break { position, reason, durable: true }
     }
 
     fn segment(&mut self, number: u64) -> Result<Option<Break>, WalError> {
@@ -249,12 +340,14 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Without a group behind it, it is a segment that was never used, or the torn first write of one; but not where the
-    /// identity says that an older life has gone as far.
+    /// A segment has a whole header before it has its number, and the rewriting of the header cannot tear it. Of one that
+    /// the new life has not yet taken away, and that no older one had come to, nothing counts; nor does what stands where
+    /// nobody knows how far the newest life had come, unless there is a group.
     fn damaged_header(&mut self, number: u64, reason: String) -> Option<Break> {
-        let is_older = self.identity.ends.iter().any(|end| number <= end.segment);
+        let settled = self.identity.ends.iter().map(|end| end.segment);
+        let must_be = settled.chain(self.reached.map(|reached| reached.newest)).any(|last| number <= last);
         let has_group = segment::headers_from(&self.bytes, self.identity.log, number, 0).next().is_some();
-        let durable = is_older || has_group;
+        let durable = must_be || has_group;
         let broken = Break { position: WalPosition { segment: number, offset: 0 }, reason, durable };
         if !durable && self.pending.is_none() {
             self.pending = Some(broken);
@@ -308,7 +401,9 @@ impl<'a> Scan<'a> {
             self.pending.get_or_insert(broken);
             return None;
         };
-        if self.chain.is_some_and(|chain| chain != first) {
+        // Behind no group, what a damaged segment before this one held does not show in where this one goes on.
+        let follows = self.chain.map_or(self.pending.is_none(), |chain| chain == first);
+        if !follows {
             let expected = self.chain.map_or(0, |chain| chain.group);
             let reason = format!("segment {number} starts with group {}, not {expected}", first.group);
             let broken = Break { position: at(0), reason, durable: older };
@@ -329,53 +424,92 @@ impl<'a> Scan<'a> {
         if end.is_some() {
             return Some(broken);
         }
-        self.pending = Some(broken);
+        self.pending = Some(match cut_short(&self.bytes, header) {
+            // Of an older life it is known what was in it.
+            Some(reason) if !older => Break { reason, durable: true, ..broken },
+            _ => broken,
+        });
         None
     }
 
     /// A torn tail is cut. Damage to what was durable is an error, or a named loss where that is accepted.
-    fn judge(&mut self, broken: &Break, accept_loss: bool) -> Result<(), WalError> {
+    fn judge(&mut self, broken: &Break, accept_loss: bool) -> Result<Option<Cut>, WalError> {
         let rest = self.rest(broken.position)?;
-        let group = self.chain.map(|chain| chain.group);
-        // Without a chain the first group's number is not known, but it is less than those of all that are whole.
-        let group = group.or_else(|| rest.headers.iter().map(|(_, header)| header.number).min());
-        let proof = group.and_then(|group| {
-            let of_life = |header: &GroupHeader| header.epoch == self.identity.epoch;
-            rest.headers.iter().find(|(_, header)| of_life(header) && header.durable >= group)
-        });
+        let group = self.chain.map(|chain| chain.group).or_else(|| self.first_missing(broken, &rest));
+        let harm = rest.harm.clone().filter(|_| !broken.durable);
+        let proof = group.and_then(|group| self.proof(group, &rest)).or(harm);
         if proof.is_none() && !broken.durable {
-            if !rest.headers.is_empty() {
-                let (position, groups) = (broken.position, rest.headers.len());
-                tracing::info!(wal_position = %position, groups, reason = %broken.reason, "torn tail of the log cut");
-            }
-            return Ok(());
+            return Ok(rest.cut(broken));
         }
-        let mut reason = broken.reason.clone();
-        if let Some((segment, header)) = proof {
-            let (number, offset, durable) = (header.number, header.offset, header.durable);
-            reason.push_str(&format!(
-                "; group {number} at {segment}:{offset} says that all through group {durable} were durable"
-            ));
-        }
+        let reason = format!("{}{}", broken.reason, proof.unwrap_or_default());
         let segment = self.disk.segment_path(broken.position.segment);
         let error = WalError::Corrupt { segment, position: broken.position, reason };
         if !accept_loss {
             return Err(error);
         }
         rest.log_loss(broken, group, &error);
-        Ok(())
+        Ok(None)
+    }
+
+    /// What says that this group was durable.
+    fn proof(&self, group: u64, rest: &Rest) -> Option<String> {
+        let later = self.of_life(rest).find(|(_, header)| header.durable >= group).map(|(segment, header)| {
+            let (number, offset, durable) = (header.number, header.offset, header.durable);
+            format!("; group {number} at {segment}:{offset} says that all through group {durable} were durable")
+        });
+        let reached = self.reached.filter(|reached| reached.durable >= group).map(|reached| {
+            let file = self.disk.bounds_path();
+            format!("; {} says that all through group {} were durable", file.display(), reached.durable)
+        });
+        reached.or(later)
+    }
+
+    /// Whole headers of the newest life.
+    fn of_life<'r>(&self, rest: &'r Rest) -> impl Iterator<Item = &'r (u64, GroupHeader)> + use<'r> {
+        let epoch = self.identity.epoch;
+        rest.headers.iter().filter(move |(_, header)| header.epoch == epoch)
+    }
+
+    /// The number of the first group that is missing, where none stands before it.
+    fn first_missing(&self, broken: &Break, rest: &Rest) -> Option<u64> {
+        if broken.position.segment == self.identity.first_segment {
+            return Some(self.identity.chain.group);
+        }
+        // Others of its life were released, how many is not known. What is missing is the segment's first group: where its
+        // own header is whole it says which, and otherwise the one before those that are whole is missing too.
+        let is_first = |segment, offset| segment == broken.position.segment && offset == BLOCK as u64;
+        let missing = |(segment, header): &(u64, GroupHeader)| match is_first(*segment, header.offset) {
+            true => header.number,
+            false => header.number.saturating_sub(1).max(1),
+        };
+        self.of_life(rest).map(missing).min()
     }
 
     /// What stands from a position to the log's end.
     fn rest(&mut self, from: WalPosition) -> Result<Rest, WalError> {
         let mut rest = Rest::default();
+        let (log, epoch) = (self.identity.log, self.identity.epoch);
+        let mut next = from.segment;
         for number in self.listing.segments.range(from.segment..).map(|(number, _)| *number) {
+            rest.note_missing(next, number);
+            next = number + 1;
             self.disk.load(number, &mut self.bytes)?;
+            let must_be = self.reached.is_some_and(|reached| number <= reached.newest);
+            if must_be && let Some(reason) = harm(&self.bytes, number) {
+                rest.harm.get_or_insert(format!("; and in segment {number} behind it: {reason}"));
+            }
             let offset = if number == from.segment { from.offset } else { 0 };
-            let headers = segment::headers_from(&self.bytes, self.identity.log, number, offset);
-            rest.headers.extend(headers.map(|header| (number, header)));
+            let headers: Vec<_> = segment::headers_from(&self.bytes, log, number, offset).collect();
+            let place = Place { log, epoch, segment: number, offset };
+            let begun = self.chain.and_then(|chain| segment::begun_until(&self.bytes, &place, chain));
+            let of_life = headers.iter().filter(|header| header.epoch == epoch);
+            let end = of_life.clone().map(GroupHeader::end).chain(begun).max().unwrap_or(0);
+            rest.groups += of_life.count();
+            rest.bytes += bytes_between(&self.bytes, offset.max(BLOCK as u64), end);
+            rest.headers.extend(headers.into_iter().map(|header| (number, header)));
             rest.segments.push(self.disk.segment_path(number));
         }
+        rest.note_missing(next, self.reached.map_or(0, |reached| reached.newest + 1));
         Ok(rest)
     }
 }
@@ -386,9 +520,43 @@ struct Rest {
     segments: Vec<PathBuf>,
     /// Whole group headers, with their segments.
     headers: Vec<(u64, GroupHeader)>,
+    /// What no torn tail does to a segment.
+    harm: Option<String>,
+    /// How many of the headers are of the newest life.
+    groups: usize,
+    /// How many bytes that are not zero stand up to the end of the last one in each segment. What a recycled file held
+    /// before does not count.
+    bytes: usize,
+}
+
+impl Cut {
+    fn warn(&self, disk: &Disk) {
+        tracing::warn!(
+            segment = %disk.segment_path(self.position.segment).display(),
+            wal_position = %self.position,
+            groups = self.groups,
+            bytes = self.bytes,
+            reason = self.reason,
+            "the log's end is cut off: it was being written and not acked, unless the disk has lost or changed what it had \
+             flushed"
+        );
+    }
 }
 
 impl Rest {
+    fn note_missing(&mut self, from: u64, to: u64) {
+        if from < to {
+            self.harm.get_or_insert_with(|| format!("; and segments {from} through {} are missing", to - 1));
+        }
+    }
+
+    /// None where nothing is left behind the break.
+    fn cut(&self, broken: &Break) -> Option<Cut> {
+        let (groups, bytes) = (self.groups, self.bytes);
+        let cut = Cut { position: broken.position, reason: broken.reason.clone(), groups, bytes };
+        (bytes > 0).then_some(cut)
+    }
+
     fn log_loss(&self, broken: &Break, group: Option<u64>, error: &WalError) {
         let last = self.headers.iter().map(|(_, header)| header.number).max();
         let (first, last) = (group.unwrap_or(0), last.or(group).unwrap_or(0));
@@ -405,6 +573,28 @@ impl Rest {
             "loss accepted: all groups from here on are discarded"
         );
     }
+}
+
+/// What is wrong with a segment of the newest life that cannot be with one that is torn.
+fn harm(bytes: &[u8], number: u64) -> Option<String> {
+    match SegmentHeader::decode(bytes) {
+        Ok(header) if header.segment != number => Some(format!("the file holds segment {}", header.segment)),
+        Ok(header) => header.first.and_then(|_| cut_short(bytes, &header)),
+        Err(HeaderFault::Damaged(reason)) => Some(reason),
+        Err(HeaderFault::Newer(_)) => None,
+    }
+}
+
+/// Why a segment is not as long as it was made: written whole before it had a number, it is not torn but cut.
+fn cut_short(bytes: &[u8], header: &SegmentHeader) -> Option<String> {
+    let is_short = (bytes.len() as u64) < header.segment_bytes;
+    is_short.then(|| format!("the file has {} of its {} bytes", bytes.len(), header.segment_bytes))
+}
+
+/// How many bytes are not zero.
+fn bytes_between(bytes: &[u8], from: u64, to: u64) -> usize {
+    let at = |offset| usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+    bytes.get(at(from)..at(to)).unwrap_or_default().iter().filter(|byte| **byte != 0).count()
 }
 
 /// Follows the chain of groups in a segment up to `end`, or to the first fault.

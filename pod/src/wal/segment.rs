@@ -7,7 +7,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `identity` | log id, owner, epoch, where each older life ends (see `identity.rs`) |
-//! | `oldest` | the oldest segment that has to be there; two slots of a sector: u64 turn, u64 number or all ones, u32 checksum |
+//! | `oldest` | which segments have to be there, and through which group the log was durable (see `bounds.rs`) |
 //! | `lock` | locked by the process that has the log open; its process id |
 //! | `<number, 20 digits>.wal` | a segment |
 //! | `spare-<n>.wal` | a segment's worth of written blocks that waits to become a segment |
@@ -63,6 +63,9 @@
 //!
 //! *Owns*: encoding and decoding of segment headers, groups and entries.
 //! *Does not own*: files, which groups belong to the log (`replay.rs`), when something is durable (`writer.rs`).
+
+#[cfg(debug_assertions)]
+pub(super) mod mend;
 
 use std::ops::Range;
 
@@ -173,6 +176,15 @@ pub(super) struct GroupPlace {
     pub(super) offset: u64,
     pub(super) chain: Chain,
     pub(super) durable: u64,
+}
+
+/// A place where a group may stand.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) log: LogId,
+    pub(super) epoch: Epoch,
+    pub(super) segment: u64,
+    pub(super) offset: u64,
 }
 
 impl GroupPlace {
@@ -321,9 +333,10 @@ pub(super) fn read_group(
     if group.number != chain.group || group.previous != chain.previous {
         return Err(fault(format!("group {} does not follow group {}", group.number, chain.group - 1)));
     }
+    let next = group.number.checked_add(1).ok_or_else(|| fault("no group can follow it".to_owned()))?;
     let seed = group_seed(segment_seed(header.log, header.epoch, header.segment), group.number);
     let end = check_entries(segment, &group, seed).map_err(fault)?;
-    Ok(Group { header: group, end, next: Chain { group: group.number + 1, previous: group.checksum }, seed })
+    Ok(Group { header: group, end, next: Chain { group: next, previous: group.checksum }, seed })
 }
 
 /// Verifies the entries of a group. Returns where the group ends.
@@ -369,7 +382,34 @@ impl Group {
     }
 }
 
+/// Where a group ends, by its header, that was begun here and whose header is no longer whole: all but one of the fields that
+/// are known of it are as they should be. What a recycled file held before differs in more.
+pub(super) fn begun_until(segment: &[u8], place: &Place, chain: Chain) -> Option<u64> {
+    let header = segment.get(to_usize(place.offset)..).and_then(|rest| rest.get(..GROUP_HEADER))?;
+    let is_known = [
+        header[..8] == GROUP_MAGIC,
+        u32_at(header, 8) == FORMAT,
+        log_at(header, 16) == place.log,
+        u64_at(header, 32) == place.epoch.0,
+        u64_at(header, 40) == place.segment,
+        u64_at(header, 48) == place.offset,
+        u64_at(header, 56) == chain.group,
+        u32_at(header, 80) == chain.previous,
+    ];
+    let differ = is_known.iter().filter(|is_known| !**is_known).count();
+    (differ <= 1).then(|| end_of(place.offset, u32_at(header, 72)))
+}
+
+fn end_of(offset: u64, body_bytes: u32) -> u64 {
+    offset.saturating_add(padded(GROUP_HEADER + body_bytes as usize) as u64)
+}
+
 impl GroupHeader {
+    /// Where the group ends.
+    pub(super) fn end(&self) -> u64 {
+        end_of(self.offset, self.body_bytes)
+    }
+
     /// Reads a group's header of any epoch; its entries are not looked at.
     fn decode(segment: &[u8], log: LogId, number: u64, offset: u64) -> Result<Self, String> {
         let header = segment.get(to_usize(offset)..).and_then(|rest| rest.get(..GROUP_HEADER));

@@ -15,7 +15,7 @@ use super::WalError;
 use super::disk::WRITERS;
 use super::keeper::{self, Chore};
 use super::segment::BLOCK;
-use super::writer::{Ending, Formed, ROOM_RETRY, Scratch, Shared, Taken};
+use super::writer::{Formed, Scratch, Shared, Taken};
 
 /// How a group gets to the disk.
 #[derive(Debug, Clone, Copy, Default)]
@@ -111,14 +111,8 @@ async fn keep(shared: Arc<Shared>) {
 }
 
 async fn wait_for_chore(shared: &Shared) {
-    let is_full = {
-        let state = shared.lock();
-        state.no_room && state.ending == Ending::No
-    };
-    if !is_full {
-        return shared.chores.rung().await;
-    }
-    if tokio::time::timeout(ROOM_RETRY, shared.chores.rung()).await.is_err() {
-        shared.lock().retry_room = true;
+    let most = shared.lock().chore_wait();
+    if tokio::time::timeout(most, shared.chores.rung()).await.is_err() {
+        shared.lock().chores_due();
     }
 }

@@ -34,6 +34,9 @@ const FLIGHTS_MAX: usize = 4;
 const BUFFER_BYTES: usize = 256 << 10;
 /// Pause between tries to make a segment on a full disk.
 pub(super) const ROOM_RETRY: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1_000 });
+/// While groups come, it is said this often how far they are durable: what is lost of what was durable before is missed by
+/// the next start. A flush a second of a sector, beside those of the groups.
+pub(super) const MARK_EVERY: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1_000 });
 
 type Then = Box<dyn FnOnce(Durable) + Send>;
 
@@ -118,7 +121,11 @@ pub(super) struct State {
     /// What the next group follows; not there while a writer forms that one's predecessor.
     chain: Option<Chain>,
     /// The durable frontier.
-    durable: u64,
+    pub(super) durable: u64,
+    /// What the next start will be told of it.
+    pub(super) marked: u64,
+    /// It is time to tell it more.
+    pub(super) mark_due: bool,
     /// A writer waits for a segment.
     starved: bool,
     /// The last try to make one found no room.
@@ -323,6 +330,8 @@ impl Shared {
             delivering: false,
             chain: Some(recovered.identity.chain),
             durable: recovered.identity.chain.group - 1,
+            marked: recovered.identity.chain.group - 1,
+            mark_due: false,
             starved: false,
             no_room: false,
             retry_room: true,
@@ -668,13 +677,13 @@ impl Shared {
         self.wake_all();
     }
 
-    /// Waits for a chore; on a full disk no longer than until the next try is due.
+    /// Waits for a chore, no longer than until the next try or mark is due.
     pub(super) fn wait_for_chore<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        if !state.no_room {
-            return self.chores.wait(state);
+        let most = state.chore_wait();
+        let (mut state, is_due) = self.chores.wait_at_most(state, most);
+        if is_due {
+            state.chores_due();
         }
-        let (mut state, is_due) = self.chores.wait_at_most(state, ROOM_RETRY);
-        state.retry_room |= is_due;
         state
     }
 
@@ -691,6 +700,17 @@ impl Shared {
 }
 
 impl State {
+    /// How long the keeper may wait.
+    pub(super) fn chore_wait(&self) -> Duration {
+        if self.no_room { ROOM_RETRY } else { MARK_EVERY }
+    }
+
+    /// That time has passed.
+    pub(super) fn chores_due(&mut self) {
+        self.retry_room |= self.no_room;
+        self.mark_due = true;
+    }
+
     /// The oldest group on its way, once it is done; raises the frontier.
     fn next_durable(&mut self) -> Option<Flight> {
         if self.ending == Ending::Failed || !self.flights.front().is_some_and(|flight| flight.done) {
