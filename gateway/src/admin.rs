@@ -60,7 +60,7 @@ const STREAMS_SHOWN_MAX: usize = 10_000;
 /// What a pod that is past its drain answers to a join (`pod/src/duty.rs`).
 const POD_ENDED: &str = "pod_ended";
 /// What a pod answers to a release of what is there, or holds nothing (`pod/src/release.rs`).
-const NOT_LOST: [&str; 2] = ["log_in_use", "log_is_empty"];
+const NOT_LOST: [&str; 3] = ["log_in_use", "log_is_empty", "log_is_whole"];
 const OPENAPI: &str = include_str!("admin/openapi.json");
 
 /// Serves the API where the configuration says; None where it says nowhere.
@@ -286,7 +286,7 @@ async fn drain(
         );
         return Err(Refusal::with("last_pod", message, StatusCode::CONFLICT));
     }
-    if members.pods[&id].state.phase == Phase::Drained {
+    if members.pods[&id].state.phase.is_over() {
         return Ok(accepted(&id, &members, None));
     }
     let mut client = app.upstream.client(&id).map_err(|error| gone(&id, &error))?;
@@ -312,7 +312,7 @@ async fn has_others(app: &App, members: &Members, id: &PodId) -> bool {
 
 async fn join(State(app): State<Arc<App>>, Named(pod): Named) -> Result<Response, Refusal> {
     let (id, members) = find(&app, &pod)?;
-    if members.pods[&id].state.phase == Phase::Drained {
+    if members.pods[&id].state.phase.is_over() {
         let message = format!("pod {id} has drained: start it again to let it in");
         return Err(Refusal::with(POD_ENDED, message, StatusCode::CONFLICT));
     }
@@ -392,7 +392,7 @@ fn millis(duration: Duration) -> u64 {
 fn pod_json(id: &PodId, pod: &PodMember) -> Value {
     let (state, load, now) = (&pod.state, &pod.state.load, Instant::now());
     let phase = match pod.lost {
-        Some(_) if state.phase != Phase::Drained => "lost".to_owned(),
+        Some(_) if !state.phase.is_over() => "lost".to_owned(),
         _ => state.phase.to_string(),
     };
     json!({
@@ -432,14 +432,15 @@ fn unheard(id: &PodId, pod: &PodMember, status: Result<PodStatus, Error>) -> Val
 fn with_status(id: &PodId, pod: &PodMember, status: Option<PodStatus>) -> Value {
     let mut shown = pod_json(id, pod);
     let Some(status) = status else { return shown };
-    let drains = status.phase == Phase::Draining.to_string();
-    if drains {
+    let has_more = [Phase::Draining, Phase::Undrained].iter().any(|phase| status.phase == phase.to_string());
+    if has_more {
         shown["left"] = json!({
             "streams": status.streams,
             "bytes": status.bytes,
             "tables": status.tables,
             "log_entries": status.log_entries,
             "deadline_ms": status.deadline_ms,
+            "log": status.log_place,
         });
     }
     shown["phase"] = status.phase.into();
@@ -530,18 +531,20 @@ struct ReleaseQuery {
     stream: String,
     #[serde(default)]
     dry_run: bool,
+    #[serde(default)]
+    whole: bool,
 }
 
 async fn release(
     State(app): State<Arc<App>>,
     Asked(query): Asked<ReleaseQuery>,
 ) -> Result<Response, Refusal> {
-    let ReleaseQuery { log, pod, table, stream, dry_run } = query;
+    let ReleaseQuery { log, pod, table, stream, dry_run, whole } = query;
     if [&log, &pod, &table].iter().filter(|named| !named.is_empty()).count() != 1 {
         let message = "name what is lost by one of `log`, `pod` and `table`";
         return Err(Error::invalid("invalid_release", message).into());
     }
-    let request = ReleaseRequest { log, pod, table, stream, dry_run };
+    let request = ReleaseRequest { log, pod, table, stream, dry_run, whole };
     let report = app.upstream.release(&request).await.map_err(|error| {
         let is_there = NOT_LOST.contains(&error.code.as_str());
         let mut refusal = Refusal::from(error);

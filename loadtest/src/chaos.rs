@@ -50,6 +50,8 @@ const FAULT_LASTS: Duration = Duration::from_secs(3);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(90);
 /// A pod whose log has failed ends with it.
 const EXIT_LOG_FAILED: i32 = 74;
+/// And one whose log holds what is in no table at the end of its drain.
+const EXIT_UNDRAINED: i32 = 69;
 /// A pod that is to drain before it has started ends with it.
 const EXIT_INTERRUPTED: i32 = 130;
 /// The pod whose log is written through the page cache.
@@ -355,7 +357,8 @@ impl<'a> Run<'a> {
         let may_fail = matches!(member, Member::Pod(_)) && self.may_fail(member);
         if let Some(point) = killed.filter(|_| status.signal() == Some(libc::SIGABRT)) {
             self.died(member, point, was_ready);
-        } else if was_draining && status.success() {
+        } else if was_draining && (status.success() || status.code() == Some(EXIT_UNDRAINED)) {
+            // Where another pod is down, what waits for its log stays behind until the next start.
             self.figures.drains += 1;
         } else if was_draining && !was_ready && status.code() == Some(EXIT_INTERRUPTED) {
             self.figures.count("start interrupted");

@@ -11,7 +11,7 @@
 //! *Does not own*: the seal and the objects (`wal/object/sealed.rs`), the tables, who is in the pool (`membership`).
 //! Keeps P2 and P3: a log is deleted only when all of it is committed, and its note is written before.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -68,6 +68,11 @@ impl Adoptions {
         lock(&self.0).ongoing.iter().copied().collect()
     }
 
+    /// The logs that this pod has tried to take over and found damaged, and how.
+    pub fn damaged(&self) -> BTreeMap<LogId, String> {
+        lock(&self.0).damaged.iter().map(|(log, how)| (*log, how.clone())).collect()
+    }
+
     /// Whether a log is of no concern to this pod any more.
     pub fn is_done(&self, log: LogId) -> bool {
         lock(&self.0).done.contains(&log)
@@ -85,6 +90,8 @@ struct Known {
     ownerless: HashMap<LogId, Instant>,
     /// Not to be tried before.
     not_before: HashMap<LogId, Instant>,
+    /// Found damaged at the last try, and how.
+    damaged: HashMap<LogId, String>,
 }
 
 type Shared = Arc<Mutex<Known>>;
@@ -165,10 +172,24 @@ impl Adopter {
     }
 
     fn put_off(&self, known: &Shared, log: LogId, error: &WalError) {
-        let cause = error as &dyn std::error::Error;
-        tracing::error!(pod = %self.pod, log = %log.0, error = cause, "cannot take a log over: trying again; what it still \
-            has can be given up: sluice release --log");
-        lock(known).not_before.insert(log, Instant::now() + TRY_AGAIN);
+        let (pod, cause) = (&self.pod, error as &dyn std::error::Error);
+        let mut known = lock(known);
+        known.not_before.insert(log, Instant::now() + TRY_AGAIN);
+        known.damaged.remove(&log);
+        match error {
+            WalError::CorruptObject { .. } => {
+                known.damaged.insert(log, error.to_string());
+                tracing::error!(%pod, log = %log.0, error = cause, "a log is taken over up to its damage alone: what is before \
+                    that gets into its tables; restore the object, or give up what is from there on: sluice release --log");
+            }
+            WalError::NewerFormat { .. } => {
+                tracing::error!(%pod, log = %log.0, error = cause, "a newer Sluice has written a \
+                log, which this pod cannot take over: start the pods with that version, and nothing of it is lost")
+            }
+            _ => {
+                tracing::warn!(%pod, log = %log.0, error = cause, "cannot take a log over yet: trying again")
+            }
+        }
     }
 
     async fn adopt(&self, header: LogHeader, known: &Shared, reads: &Semaphore) {
@@ -179,7 +200,11 @@ impl Adopter {
             adopted = self.take_over(log, &owner, reads) => adopted,
         };
         match adopted {
-            Ok(()) | Err(WalError::Done { .. }) => drop(lock(known).done.insert(log)),
+            Ok(()) | Err(WalError::Done { .. }) => {
+                let mut known = lock(known);
+                known.done.insert(log);
+                known.damaged.remove(&log);
+            }
             Err(error) => self.put_off(known, log, &error),
         }
         lock(known).ongoing.remove(&log);

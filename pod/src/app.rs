@@ -28,7 +28,7 @@ use crate::adopt::{Adopter, Adoptions};
 use crate::config::{Join, LogKind, PodConfig};
 use crate::conflict::Conflicts;
 use crate::drained::{DrainedLogs, LOG_RELEASED};
-use crate::duty::{Duty, Parts};
+use crate::duty::{Duty, Parts, Undrained};
 use crate::lane::{Lanes, Limits};
 use crate::machine::Machine;
 use crate::pool::Pool;
@@ -136,6 +136,7 @@ impl Pod {
             lanes: Arc::clone(&lanes),
             tables: tables.clone(),
             wal: wal.clone(),
+            log_place: log_place(&config, &storage, wal.log_id()),
             memory_bytes_max: config.memory_bytes.0,
             bytes_per_s_max: rate,
             pace: config.pace(),
@@ -184,16 +185,17 @@ impl Pod {
         &self.service.duty
     }
 
-    /// Takes nothing new, hands over its streams, makes durable what was accepted, commits it, and ends.
-    pub async fn drain(self) {
-        self.drain_or_hurry(&Hurry::default()).await;
+    /// Takes nothing new, hands over its streams, makes durable what was accepted, commits it, and ends. Answers what its
+    /// log still holds, if that is anything: runs that wait for other logs until the deadline, or whose table is gone.
+    pub async fn drain(self) -> Option<Undrained> {
+        self.drain_or_hurry(&Hurry::default()).await
     }
 
     /// As `drain`; once there is a hurry no gateway is waited for and nothing more is committed. What was accepted is made
     /// durable all the same, and the next start commits it.
-    pub async fn drain_or_hurry(self, hurry: &Hurry) {
+    pub async fn drain_or_hurry(self, hurry: &Hurry) -> Option<Undrained> {
         let duty = self.service.duty.clone();
-        if duty.phase() != Phase::Drained {
+        if !duty.phase().is_over() {
             duty.drain(duty.pace(), true);
             tokio::select! {
                 biased; // what has drained needs no hurry
@@ -211,6 +213,7 @@ impl Pod {
             () = duty.told() => {}
         }
         self.end().await;
+        duty.left()
     }
 
     /// Ends what has drained.
@@ -303,8 +306,25 @@ async fn take_log(
     {
         tracing::warn!(pod = %config.id, log = %log.0, %error, "should its disk be lost, the log is known by its id alone");
     }
+    scope.spawn("other logs", tell_other_logs(tables.clone(), log, config.clone()));
     scope.spawn("released", watch_release(tables.clone(), log, machine.clone(), scope.clone()));
     Ok(())
+}
+
+/// A pod that begins with an empty directory may have had another one, whose volume was not mounted.
+async fn tell_other_logs(tables: Tables, log: LogId, config: PodConfig) {
+    let others = match tables.owners().others_of(&config.id, log, &tables.drained_logs()).await {
+        Ok(others) => others,
+        Err(error) => {
+            return tracing::warn!(pod = %config.id, %error, "cannot see whether the pod had another log");
+        }
+    };
+    for other in others {
+        let (pod, dir, other) = (&config.id, config.wal_dir.display(), other.0);
+        tracing::warn!(%pod, own = %log.0, log = %other, "the pod had another log, which may hold what is in no table yet: drain \
+            the pod, mount that log's volume at {dir}, and start it again; where it is lost for good: sluice release --log \
+            {other}");
+    }
 }
 
 /// Ends the process when its log is released while it runs: an operator took the pod for lost, which was only stopped.
@@ -446,6 +466,14 @@ async fn open_log(
         }
     };
     opened.map_err(|error| Error::invalid("wal", format!("pod {}: {}", config.id, chain(&error))))
+}
+
+/// Where a pod's log is, for people.
+fn log_place(config: &PodConfig, storage: &Storage, log: LogId) -> String {
+    match config.log {
+        LogKind::Disk => config.wal_dir.display().to_string(),
+        LogKind::Object => storage.place(&format!("_sluice/wal/{}", log.0)),
+    }
 }
 
 /// A log on a disk may hold what is in no table: it is not left lying there.

@@ -37,6 +37,13 @@ pub struct Release {
     pub at_us: i64,
 }
 
+impl Release {
+    /// When, for people.
+    pub fn at(&self) -> String {
+        as_text(self.at_us)
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Note {
     holds_nothing: bool,

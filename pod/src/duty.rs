@@ -9,10 +9,12 @@
 //! Keeps P5: a pod that drains ends no producer's connection.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rand::RngExt;
+use sluice_shared::config::ByteSize;
 use sluice_shared::error::Error;
 use sluice_shared::ids::{PodId, StreamId, TableId};
 use sluice_shared::lifecycle::{Hurry, Phase, TaskScope};
@@ -93,6 +95,8 @@ pub struct Parts {
     pub tables: Tables,
     /// Its log.
     pub wal: Wal,
+    /// Where that is, for people.
+    pub log_place: String,
     /// Memory for durable batches.
     pub memory_bytes_max: u64,
     /// Bytes that get in within a second, where there is such a limit.
@@ -101,6 +105,45 @@ pub struct Parts {
     pub pace: Pace,
     /// Tells the processor time that it has used.
     pub processor_time: fn() -> Duration,
+}
+
+/// What a pod's log still holds at its end, and no table has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undrained {
+    /// The pod.
+    pub pod: PodId,
+    /// Where its log is.
+    pub log_place: String,
+    /// Entries of it.
+    pub entries: u64,
+    /// And their bytes, with what lies between them.
+    pub bytes: u64,
+    /// Runs that wait for records which other logs may have.
+    pub held_runs: u64,
+    /// Entries whose table is gone, or is not written any more.
+    pub stranded: u64,
+}
+
+impl fmt::Display for Undrained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pod, log_place, entries, bytes, held_runs, stranded } = self;
+        write!(
+            f,
+            "pod {pod} ends, and has not drained: its log in {log_place} still holds {entries} entries ({}) that are in no \
+             table; keep them, and start the pod again on them: it commits what it can",
+            ByteSize(*bytes)
+        )?;
+        if *held_runs > 0 {
+            write!(f, "; {held_runs} runs wait for records of other logs: `sluice tables TABLE` says which")?;
+        }
+        if *stranded > 0 {
+            write!(
+                f,
+                "; {stranded} entries are of tables that are gone: `sluice release --table` gives them up"
+            )?;
+        }
+        Ok(())
+    }
 }
 
 /// A pod's phase and what it is doing about it. Clones share it.
@@ -117,15 +160,16 @@ struct Shared {
     order: watch::Sender<Option<Order>>,
     hurry: Hurry,
     load: Mutex<LoadReport>,
+    left: Mutex<Option<Undrained>>,
 }
 
 impl Duty {
     /// A pod that is joining.
     pub fn new(parts: Parts) -> Self {
         let (phase, order) = (watch::Sender::new(Phase::Joining), watch::Sender::new(None));
-        let (address, load) = (watch::Sender::new(None), Mutex::default());
+        let (address, load, left) = (watch::Sender::new(None), Mutex::default(), Mutex::default());
         let hurry = Hurry::default();
-        Self { shared: Arc::new(Shared { parts, address, phase, order, hurry, load }) }
+        Self { shared: Arc::new(Shared { parts, address, phase, order, hurry, load, left }) }
     }
 
     /// The pod listens there from now on; `held`: it takes no streams before it is told to `join`.
@@ -150,11 +194,16 @@ impl Duty {
         self.shared.load.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Resolves when the pod holds nothing any more.
+    /// Resolves when the pod's drain is over. Whether it holds nothing any more, `left` tells.
     pub async fn drained(&self) {
         let mut phase = self.shared.phase.subscribe();
         // The sender lives in `shared`: waiting for it cannot fail.
-        let _ = phase.wait_for(|phase| *phase == Phase::Drained).await;
+        let _ = phase.wait_for(|phase| phase.is_over()).await;
+    }
+
+    /// What the pod's log holds at the end of its drain.
+    pub fn left(&self) -> Option<Undrained> {
+        self.shared.left.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Resolves when the pool has had time to hear what the pod said last.
@@ -195,7 +244,7 @@ impl Duty {
         let shared = &self.shared;
         let mut is_late = false;
         shared.phase.send_modify(|phase| match *phase {
-            Phase::Drained => is_late = true,
+            Phase::Drained | Phase::Undrained => is_late = true,
             Phase::Draining if shared.parts.scope.is_draining() => is_late = true,
             Phase::Joining | Phase::Active | Phase::Draining => {
                 shared.order.send_replace(None);
@@ -223,7 +272,7 @@ impl Duty {
                 let message = format!("pod {id} was not let in yet: open the stream elsewhere");
                 Err(Error::unavailable("joining", message))
             }
-            Phase::Draining | Phase::Drained => {
+            Phase::Draining | Phase::Drained | Phase::Undrained => {
                 let message = format!("pod {id} is going away: open the stream elsewhere");
                 Err(Error::unavailable("draining", message))
             }
@@ -232,7 +281,7 @@ impl Duty {
 
     /// What there is to know of the pod's phase, and of what is left to do.
     pub fn status(&self) -> proto::PodStatus {
-        let Parts { id, streams, wal, tables, .. } = &self.shared.parts;
+        let Parts { id, streams, wal, log_place, tables, .. } = &self.shared.parts;
         let order = *self.shared.order.borrow();
         let left = order.map(|order| order.deadline.saturating_duration_since(Instant::now()));
         let log = wal.status();
@@ -245,6 +294,7 @@ impl Duty {
             tables: u32::try_from(tables.unfinished().0).unwrap_or(u32::MAX),
             deadline_ms: left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
             log_entries: log.outstanding,
+            log_place: log_place.clone(),
         }
     }
 
@@ -380,14 +430,14 @@ impl Duty {
             () = self.commit_all() => {}
             () = self.shared.hurry.hurried() => {}
         }
-        let is_empty = self.note_empty_log().await;
-        self.shared.phase.send_replace(Phase::Drained);
+        let left = self.note_empty_log().await;
+        self.shared.left.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&left);
+        self.shared.phase.send_replace(if left.is_none() { Phase::Drained } else { Phase::Undrained });
         self.shared.load.lock().unwrap_or_else(PoisonError::into_inner).forget_streams();
         self.announce();
-        if is_empty {
-            tracing::info!(pod = %id, "pod has drained");
-        } else {
-            tracing::warn!(pod = %id, "pod ends; what its log holds is committed when it is started again");
+        match left {
+            None => tracing::info!(pod = %id, "pod has drained"),
+            Some(left) => tracing::warn!("{left}"),
         }
     }
 
@@ -406,24 +456,30 @@ impl Duty {
         }
     }
 
-    /// Whoever looks for records in this pod's log finds that there are none, though the pod is gone. Whether there are
-    /// none.
-    async fn note_empty_log(&self) -> bool {
-        let Parts { id, tables, wal, .. } = &self.shared.parts;
-        let entries = wal.status().outstanding;
-        if entries > 0 {
-            tracing::warn!(pod = %id, entries, "the log still holds what is in no table: start the pod again");
-            return false;
+    /// Whoever looks for records in this pod's log finds that there are none, though the pod is gone. What there is where
+    /// that is not so.
+    async fn note_empty_log(&self) -> Option<Undrained> {
+        let Parts { id, tables, wal, log_place, .. } = &self.shared.parts;
+        let log = wal.status();
+        if log.outstanding > 0 {
+            return Some(Undrained {
+                pod: id.clone(),
+                log_place: log_place.clone(),
+                entries: log.outstanding,
+                bytes: log.bytes_used,
+                held_runs: tables.held_runs(),
+                stranded: tables.stranded(),
+            });
         }
         if let Err(error) = tables.drained_logs().note(wal.log_id()).await {
             tracing::warn!(pod = %id, %error, "named streams that were here wait for this pod until it is back");
-            return true;
+            return None;
         }
         if let Err(error) = wal.close_for_good().await {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(pod = %id, error, "objects of the log are left: another pod, or the next start, deletes them");
         }
-        true
+        None
     }
 
     /// Gives the other pods, which have to hear of it first, time to open the tables whose streams come to them; and this

@@ -32,7 +32,7 @@ use crate::decode::{Decoded, arrow};
 use crate::stream::progress::StreamProgress;
 use crate::stream::{FrameParts, Stream};
 use crate::table::Table;
-use crate::table::batch::{Batch, Reason, Refusal, Run, chunk_bytes};
+use crate::table::batch::{Batch, Reason, ReasonCode, Refusal, Run, chunk_bytes};
 use crate::wal::Wal;
 use sealed::Sealed;
 
@@ -44,6 +44,9 @@ const BATCH_BYTES_MAX: usize = 4 << 20;
 const ROWS_BYTES_MAX: usize = 16 << 20;
 /// Decoders of tables that have no open batch are kept for the next one, up to so many.
 const IDLE_DECODERS_MAX: usize = 256;
+/// Of a record that is sent again and was given up.
+const GIVEN_UP: &str = "an operator has given this record up, since the log that had it was lost: it is in no table; send it \
+     again at an offset of its own";
 
 /// What one frame may ask of a lane.
 #[derive(Debug, Clone, Copy)]
@@ -340,7 +343,8 @@ impl OpenBatch {
             } else if stream.whole_requests {
                 old.clear(); // they were taken, whatever their table has become since
             }
-            stream.progress.judged(start, old);
+            let again = OffsetRange { start: offsets.start, end: start };
+            stream.progress.judged(start, with_released(old, &stream.released, again));
         }
         let quarantines = !refused.is_empty() && self.table.quarantines();
         if quarantines {
@@ -508,6 +512,28 @@ impl OpenBatch {
     }
 }
 
+/// What is sent again and was refused, with what an operator has given up meanwhile: no table has that, whatever it is.
+fn with_released(mut old: Vec<Refusal>, released: &[OffsetRange], again: OffsetRange) -> Vec<Refusal> {
+    for given_up in released {
+        let (start, end) = (given_up.start.max(again.start), given_up.end.min(again.end));
+        if start >= end {
+            continue;
+        }
+        old.retain(|refusal| refusal.offset < start || refusal.offset >= end);
+        old.extend((start..end).map(|offset| Refusal {
+            offset,
+            reason: Reason {
+                code: ReasonCode::Released.as_str(),
+                column: None,
+                message: GIVEN_UP.to_owned(),
+            },
+            raw: None,
+        }));
+    }
+    old.sort_by_key(|refusal| refusal.offset);
+    old
+}
+
 /// Gives refused records, by rising offset, what was sent.
 fn keep_raw(stream: &Stream, payload: &Bytes, first: u64, refused: &mut [Refusal]) {
     let mut wanted = refused.iter_mut().peekable();
@@ -573,4 +599,26 @@ fn check_count(offsets: OffsetRange, found: usize, what: &str) -> Result<(), Err
     }
     let message = format!("frame of {count} records: its payload has {found} {what}");
     Err(Error::invalid("count_mismatch", message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_given_up_is_refused_whatever_is_sent_again() {
+        let refusal = |offset| Refusal {
+            offset,
+            reason: Reason { code: ReasonCode::WrongType.as_str(), column: None, message: String::new() },
+            raw: None,
+        };
+        let range = |start, end| OffsetRange { start, end };
+        let released = [range(0, 3), range(5, 7), range(9, 20)];
+        let told = with_released([1, 4, 6, 8].map(refusal).to_vec(), &released, range(2, 10));
+        let told: Vec<_> = told.iter().map(|refusal| (refusal.offset, refusal.reason.code)).collect();
+        let (bad, gone) = ("wrong_type", "released");
+        // The first one is not sent again: it stays as it is.
+        let expected = [(1, bad), (2, gone), (4, bad), (5, gone), (6, gone), (8, bad), (9, gone)];
+        assert_eq!(told, expected);
+    }
 }

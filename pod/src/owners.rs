@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use sluice_shared::error::Error;
 use sluice_shared::ids::{LogId, PodId};
 
+use crate::drained::DrainedLogs;
+
 #[derive(Serialize, Deserialize)]
 struct Note {
     pod: PodId,
@@ -40,6 +42,25 @@ impl Owners {
         let path = self.folder.clone().join(format!("{}.json", log.0));
         let put = self.store.put(&path, says.into()).await;
         put.map(drop).map_err(|error| failed("write", &path, &error))
+    }
+
+    /// The logs on disks that are the pod's, and that nobody knows to hold nothing, but `own`.
+    ///
+    /// # Errors
+    /// `Unavailable` where the storage fails.
+    pub async fn others_of(
+        &self,
+        pod: &PodId,
+        own: LogId,
+        drained: &DrainedLogs,
+    ) -> Result<Vec<LogId>, Error> {
+        let mut others = Vec::new();
+        for (log, _) in self.all().await?.into_iter().filter(|(log, owner)| owner == pod && *log != own) {
+            if !drained.holds_nothing(log).await? {
+                others.push(log);
+            }
+        }
+        Ok(others)
     }
 
     /// All that is noted. What is no note is passed over.
@@ -81,5 +102,21 @@ mod tests {
             owners.note(log, &pod(name)).await.expect("noted");
         }
         assert_eq!(owners.all().await.expect("read"), [(log, pod("pod-3")), (other, pod("pod-2"))].into());
+    }
+
+    #[tokio::test]
+    async fn logs_that_a_pod_had_and_may_hold_something_are_found() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let root = Path::from("tables");
+        let (owners, drained) = (Owners::new(Arc::clone(&store), &root), DrainedLogs::new(store, &root));
+        let (log, pod) = (|n| LogId(Uuid::from_u128(n)), |name: &str| name.parse::<PodId>().expect("valid"));
+        for (n, name) in [(1, "pod-1"), (2, "pod-1"), (3, "pod-2"), (4, "pod-1")] {
+            owners.note(log(n), &pod(name)).await.expect("noted");
+        }
+        drained.note(log(2)).await.expect("it holds nothing");
+        let others = async || owners.others_of(&pod("pod-1"), log(4), &drained).await.expect("read");
+        assert_eq!(others().await, [log(1)]);
+        drained.withdraw(log(2)).await.expect("it is written again");
+        assert_eq!(others().await, [log(1), log(2)]);
     }
 }

@@ -5,6 +5,7 @@
 //! *Does not own*: how the view is learned (whoever calls `update`), what is said over a link.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ struct Shared {
     /// Counts changes by which a table's home can have moved: the view itself changes with each load report.
     moves: watch::Sender<u64>,
     links: Mutex<HashMap<PodId, Link>>,
+    /// How often a home did not answer.
+    passed_over: AtomicU64,
 }
 
 struct Link {
@@ -63,7 +66,8 @@ impl Pool {
     /// A pool that `me` sees like this.
     pub fn new(me: PodId, view: PoolView) -> Self {
         let (view, moves) = (watch::Sender::new(Arc::new(view)), watch::Sender::new(0));
-        Self { shared: Arc::new(Shared { me, view, moves, links: Mutex::default() }) }
+        let (links, passed_over) = (Mutex::default(), AtomicU64::new(0));
+        Self { shared: Arc::new(Shared { me, view, moves, links, passed_over }) }
     }
 
     /// A pool that is this pod alone: it is every table's home.
@@ -140,12 +144,18 @@ impl Pool {
         Self::link(&mut self.links(), view.pod(pod)?).map(|link| link.client.clone())
     }
 
+    /// How often a home has been passed over since it did not answer.
+    pub fn passed_over(&self) -> u64 {
+        self.shared.passed_over.load(Ordering::Relaxed)
+    }
+
     /// A pod did not answer as a home. Answers whether it did so before.
     pub fn set_aside(&self, pod: &PodId) -> bool {
         self.set_aside_at(pod, Instant::now())
     }
 
     fn set_aside_at(&self, pod: &PodId, now: Instant) -> bool {
+        self.shared.passed_over.fetch_add(1, Ordering::Relaxed);
         let mut links = self.links();
         let Some(link) = links.get_mut(pod) else { return false };
         let pause = ASIDE_MIN.saturating_mul(1 << link.failures.min(16)).min(ASIDE_MAX);

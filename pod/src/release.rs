@@ -11,6 +11,7 @@
 //! Keeps P2: what is given up is named, before and after; nothing else is lost by it.
 
 mod ask;
+mod check;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -164,11 +165,13 @@ impl Releaser {
     /// Invalid where that is not lost; NotFound where it is not known; Unavailable where a pod or the storage does not
     /// answer. No record has been given up then, though a log may be noted as released.
     pub async fn release(&self, request: proto::ReleaseRequest) -> Result<Bytes, Error> {
-        let (lost, in_earnest) = (Lost::read(&request)?, !request.dry_run);
+        let (lost, in_earnest, whole) = (Lost::read(&request)?, !request.dry_run, request.whole);
         self.tables.check_storage().await?;
         let owners = self.owners().await?;
         let mut named = self.named(&lost, &owners).await?;
-        let mut missing = self.plan(&lost, &mut named, &owners).await?;
+        let mut missing = self.plan(&lost, &mut named, &owners, whole).await?;
+        self.check_known(&lost).await?;
+        let before = self.released(&named).await?;
         if in_earnest && !named.is_empty() {
             for log in named.keys() {
                 let release = Release { by: self.log.pod.clone(), at_us: now_us() };
@@ -176,9 +179,12 @@ impl Releaser {
                 tracing::warn!(log = %log.0, "log released by an operator: what it holds is given up");
             }
             // A pod that came back in between was seen now, or finds the note.
-            missing = self.plan(&lost, &mut named, &owners).await?;
+            missing = self.plan(&lost, &mut named, &owners, whole).await?;
         }
-        let (ends, ends_cut) = self.ends(&named, &missing).await?;
+        // Of a log that was released before they were named then: by now they have gone on elsewhere.
+        let fresh = named.iter().filter(|(log, _)| !before.contains_key(*log));
+        let fresh = fresh.map(|(log, pod)| (*log, pod.clone())).collect();
+        let (ends, ends_cut) = self.ends(&fresh, &missing).await?;
         let (gone, stays) = match &lost {
             // An entry has many streams, and goes as a whole.
             Lost::Nothing(table, None) => self.stranded(table, in_earnest).await?,
@@ -194,7 +200,11 @@ impl Releaser {
         }
         given_up.extend(gone);
         left.extend(stays);
-        let logs = named.iter().map(|(log, pod)| json!({ "log": log, "pod": pod })).collect();
+        let shown = |(log, pod): (&LogId, &Option<PodId>)| {
+            let released_before = before.get(log).map(Release::at);
+            json!({ "log": log, "pod": pod, "released_before": released_before })
+        };
+        let logs = named.iter().map(shown).collect();
         let report = Report { dry_run: !in_earnest, logs, given_up, left, ends, ends_cut };
         let report = serde_json::to_vec(&report).map_err(|error| Error::internal(error.to_string()))?;
         Ok(report.into())
@@ -325,6 +335,15 @@ impl Releaser {
         }
     }
 
+    /// Which of the logs have been released already.
+    async fn released(&self, named: &Named) -> Result<BTreeMap<LogId, Release>, Error> {
+        let mut released = BTreeMap::new();
+        for log in named.keys() {
+            released.extend(self.tables.drained_logs().released(*log).await?.map(|release| (*log, release)));
+        }
+        Ok(released)
+    }
+
     async fn is_registered(&self, log: LogId) -> Result<bool, Error> {
         for table in self.tables.list().await? {
             if self.tables.newest(&table).await.is_ok_and(|(_, map)| map.logs.contains(&log)) {
@@ -340,9 +359,13 @@ impl Releaser {
         lost: &Lost,
         named: &mut Named,
         owners: &BTreeMap<LogId, PodId>,
+        whole: bool,
     ) -> Result<Vec<Missing>, Error> {
         let (answers, silent) = self.ask_all(lost.table(), true).await;
         check_lost(lost, named, &answers, &silent)?;
+        if !whole {
+            self.check_whole(lost, named, &answers).await?;
+        }
         let mut tables: BTreeMap<TableName, Vec<&Holding>> = BTreeMap::new();
         for holding in answers.iter().flat_map(|answer| &answer.holdings) {
             tables.entry(holding.table.clone()).or_default().push(holding);

@@ -76,6 +76,8 @@ pub struct Stream {
     entrance: Mutex<Entrance>,
     /// It was at another pod before.
     has_moved: bool,
+    /// Offsets that an operator has given up: who sends them again is told so.
+    pub released: Vec<OffsetRange>,
     /// Since when it has been here.
     opened: Instant,
     /// Bytes of frames that were taken since its traffic was last looked at.
@@ -160,6 +162,7 @@ impl Stream {
                 detached_since: Some(Instant::now()),
             }),
             has_moved: opening.has_moved,
+            released: opening.released,
             opened: Instant::now(),
             taken: AtomicU64::new(0),
             rate: AtomicU64::new(0),
@@ -250,6 +253,8 @@ pub struct Opening {
     pub described: Option<DescribedDecoder>,
     /// It was at another pod before.
     pub has_moved: bool,
+    /// Offsets that an operator has given up, by rising offset.
+    pub released: Vec<OffsetRange>,
 }
 
 /// All streams of this pod.

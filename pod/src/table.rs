@@ -30,6 +30,7 @@ use crate::stream::Reach;
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, LogStore, Wal};
 use batch::Batch;
+use bucket::Asked;
 use delta::{Delta, DeltaError, Shape};
 use held::Holding;
 use home::{HomeConfig, HomeError};
@@ -45,6 +46,7 @@ pub mod ended;
 mod directory;
 mod faulty;
 mod place;
+mod bucket;
 mod executor;
 pub mod delta;
 pub mod parquet;
@@ -152,6 +154,8 @@ pub struct Storage {
     base: String,
     /// The root in the file system, where the store is one.
     directory: Option<PathBuf>,
+    /// Of a bucket: where it is asked.
+    asked: Option<Asked>,
 }
 
 impl Storage {
@@ -184,7 +188,8 @@ impl Storage {
             }
             TablesPlace::S3 { bucket, prefix } => {
                 let stores = Stores::bucket(bucket).map_err(|error| failed(&error))?;
-                Ok(Self { stores, root: prefix.clone(), base: format!("s3://{bucket}"), directory: None })
+                let (base, asked) = (format!("s3://{bucket}"), Some(place::asked(bucket)));
+                Ok(Self { stores, root: prefix.clone(), base, directory: None, asked })
             }
         }
     }
@@ -192,7 +197,24 @@ impl Storage {
     fn opened(disk: &Stores, root: &std::path::Path) -> Result<Self, Box<dyn std::error::Error>> {
         let directory = root.canonicalize()?;
         let root = Path::from_absolute_path(&directory)?;
-        Ok(Self { stores: disk.clone(), root, base: "file://".to_owned(), directory: Some(directory) })
+        let (stores, base) = (disk.clone(), "file://".to_owned());
+        Ok(Self { stores, root, base, directory: Some(directory), asked: None })
+    }
+
+    /// What an error of the store means. What a bucket says and will say again is no reason to wait.
+    fn failed(&self, attempted: &str, error: &object_store::Error) -> Error {
+        let Some(asked) = &self.asked else { return storage(attempted, error) };
+        let explained = asked.explain(error);
+        let message = format!("cannot {attempted}: {}", explained.text);
+        match explained.stays {
+            true => Error::invalid("tables_store", message),
+            false => Error::unavailable("storage", message),
+        }
+    }
+
+    /// Something below the tables' root, as people know it.
+    pub fn place(&self, below: &str) -> String {
+        format!("{}/{}/{below}", self.base, self.root)
     }
 
     /// Logs that are kept beside the tables.
@@ -212,6 +234,33 @@ pub struct Table {
 
 fn storage(attempted: &str, error: &dyn std::error::Error) -> Error {
     Error::unavailable("storage", format!("cannot {attempted}: {error}"))
+}
+
+/// Whether an error of the store is about the place itself: to try again is of no use before a person has acted.
+fn never_passes(error: &(dyn std::error::Error + 'static)) -> bool {
+    use std::io::ErrorKind::{InvalidFilename, NotADirectory, PermissionDenied, ReadOnlyFilesystem};
+    let of_place = [InvalidFilename, NotADirectory, PermissionDenied, ReadOnlyFilesystem];
+    let mut said = String::new();
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        if cause.downcast_ref::<std::io::Error>().is_some_and(|io| of_place.contains(&io.kind())) {
+            return true;
+        }
+        said.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    // The kernel keeps words alone; so does a bucket.
+    let words =
+        ["Not a directory", "File name too long", "Permission denied", "Read-only file system", "KeyTooLong"];
+    words.iter().any(|word| said.contains(word))
+}
+
+fn not_made(name: &TableName, error: &dyn std::error::Error) -> Error {
+    let message = format!(
+        "table {name} cannot be made, and trying again does not help: {error}; see pod.tables_dir, which all pods have to be \
+         able to write below, or choose another name"
+    );
+    Error::invalid("table_not_made", message)
 }
 
 fn home_error(error: HomeError) -> Error {
@@ -253,10 +302,10 @@ impl Tables {
         match store.put_opts(&path, new.to_string().into(), options).await {
             Ok(_) => return Ok(new),
             Err(object_store::Error::AlreadyExists { .. }) => {}
-            Err(error) => return Err(storage(&format!("write {path}"), &error)),
+            Err(error) => return Err(kept.failed(&format!("write {path}"), &error)),
         }
         let read = async { store.get(&path).await?.bytes().await };
-        let bytes = read.await.map_err(|error| storage(&format!("read {path}"), &error))?;
+        let bytes = read.await.map_err(|error| kept.failed(&format!("read {path}"), &error))?;
         let text = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok());
         text.ok_or_else(|| {
             let message = format!("/{path} is no UUID: restore it, or remove it while no pod runs");
@@ -367,8 +416,12 @@ impl Tables {
         };
         let stored = delta::as_stored(&schema).map_err(|error| invalid(&error))?;
         let directory = self.directory(name);
-        let looked =
-            |exists: Result<bool, DeltaError>| exists.map_err(|error| storage("look for the table", &error));
+        let looked = |exists: Result<bool, DeltaError>| {
+            exists.map_err(|error| match never_passes(&error) {
+                true => not_made(name, &error),
+                false => storage("look for the table", &error),
+            })
+        };
         let mut open = self.slot(name).await;
         if !looked(self.shared.delta.exists(&directory).await)? {
             let created = self.shared.delta.create(&directory, &schema, &spec).await;
@@ -378,6 +431,7 @@ impl Tables {
             {
                 self.clear(&open, name);
                 return Err(match error {
+                    _ if never_passes(&error) => not_made(name, &error),
                     DeltaError::Store(_) | DeltaError::NotMade(_) => {
                         storage(&format!("make table {name}"), &error)
                     }

@@ -121,6 +121,11 @@ impl StreamId {
         Self(format!("{}#{incarnation}", name.as_str()).into())
     }
 
+    /// The name that its producer chose, if it did.
+    pub fn name(&self) -> Option<StreamName> {
+        self.0.rsplit_once('#').and_then(|(name, _)| name.parse().ok())
+    }
+
     /// Whether the stream ends with its producer's connection.
     pub fn is_ephemeral(&self) -> bool {
         self.0.starts_with('~')

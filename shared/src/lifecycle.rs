@@ -34,15 +34,25 @@ pub enum Phase {
     Draining,
     /// Holds nothing any more.
     Drained,
+    /// At the end of its drain, but its log holds what is in no table: it has to be started again.
+    Undrained,
 }
 
 impl Phase {
-    const ALL: [(Self, &'static str); 4] = [
+    const ALL: [(Self, &'static str); 5] = [
         (Self::Joining, "joining"),
         (Self::Active, "active"),
         (Self::Draining, "draining"),
         (Self::Drained, "drained"),
+        (Self::Undrained, "undrained"),
     ];
+}
+
+impl Phase {
+    /// Whether its drain has come to its end: it is a new process that would take streams.
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Drained | Self::Undrained)
+    }
 }
 
 impl fmt::Display for Phase {
@@ -63,7 +73,7 @@ impl FromStr for Phase {
 
 /// A phase that there is not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no phase of a pod: expected joining, active, draining or drained")]
+#[error("{0:?} is no phase of a pod: expected joining, active, draining, drained or undrained")]
 pub struct UnknownPhase(String);
 
 /// What a panic in a task ends.

@@ -7,6 +7,7 @@ use std::fmt::Display;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use sluice_gateway::{GatewayConfig, file_faults};
 use sluice_pod::config::{LogKind, PodConfig};
@@ -15,6 +16,9 @@ use sluice_shared::config::Places;
 use tokio::net::{TcpListener, UdpSocket};
 
 use crate::print;
+
+/// How long a check waits for a bucket's answer.
+const BUCKET_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the faults are looked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,21 +68,24 @@ impl<'a> Faults<'a> {
     }
 
     /// A pod's values and directories.
-    pub(crate) fn pod(&mut self, config: &PodConfig) {
+    pub(crate) async fn pod(&mut self, config: &PodConfig) {
         self.extend(config.faults());
         if config.log == LogKind::Disk {
             self.directory("pod.wal_dir", &config.wal_dir);
         }
-        self.tables("pod.tables_dir", &config.tables_dir);
+        self.tables("pod.tables_dir", &config.tables_dir).await;
     }
 
-    /// A place for tables. A bucket is not asked anything.
-    pub(crate) fn tables(&mut self, key: &str, place: &TablesPlace) {
-        match place {
-            TablesPlace::Directory(dir) => self.directory(key, dir),
-            TablesPlace::S3 { .. } => {}
+    /// A place for tables. For a check a bucket is asked for its list; a start asks it soon enough.
+    pub(crate) async fn tables(&mut self, key: &str, place: &TablesPlace) {
+        if let TablesPlace::Directory(dir) = place {
+            self.directory(key, dir);
         }
-        self.extend(place.check().err().map(|why| format!("{key}, {why}")));
+        let answer = match (place.check(), self.aim) {
+            (Ok(()), Aim::Check) => place.reach(BUCKET_TIMEOUT).await,
+            (checked, _) => checked,
+        };
+        self.extend(answer.err().map(|why| format!("{key}, {why}")));
     }
 
     /// A directory that is there, or can be made, and written.

@@ -107,7 +107,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             print::note(format_args!("error: {error:#}"));
-            ExitCode::from(2)
+            up::exit_failed(&error)
         }
     }
 }

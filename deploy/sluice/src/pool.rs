@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::Value;
+use sluice_shared::config::ByteSize;
 use sluice_shared::ids::{PodId, TableName};
 
 use crate::{config, http, print};
@@ -150,18 +151,21 @@ pub(crate) async fn drain(args: DrainArgs) -> Result<ExitCode> {
     query.extend(args.pace.map(|pace| format!("pace={pace}")));
     let (pod, path) = (&args.pod, format!("/v1/pods/{}/drain?{}", args.pod, query.join("&")));
     let mut body = args.admin.ask("POST", &path).await?;
-    let mut was_draining = false;
+    let (mut was_draining, mut left) = (false, Value::Null);
     loop {
         was_draining |= body["phase"] == "draining";
         let phase = body["phase"].as_str().unwrap_or("?");
-        let left = body.get("left").map(|left| format!(": {}", left_text(left))).unwrap_or_default();
-        print::answer(format_args!("{pod} is {phase}{left}"))?;
+        left = body.get("left").cloned().unwrap_or(left);
+        let shown = body.get("left").filter(|_| phase == "draining");
+        let shown = shown.map(|left| format!(": {}", left_text(left))).unwrap_or_default();
+        print::answer(format_args!("{pod} is {phase}{shown}"))?;
         match phase {
             "drained" => return Ok(ExitCode::SUCCESS),
+            "undrained" => bail!("{}", undrained_text(pod, &left)),
             // It hears the wish and says so at once; a moment later it acts.
             "lost" if was_draining && body["load"].is_null() => {
                 print::note(format_args!(
-                    "{pod} answers no more: whether it has drained, the status of its process says"
+                    "{pod} answers no more: whether it has drained, the status of its process says (0, else keep its volume)"
                 ));
                 return Ok(ExitCode::SUCCESS);
             }
@@ -352,6 +356,23 @@ fn left_text(left: &Value) -> String {
         left["log_entries"],
         left["tables"],
         left["deadline_ms"].as_f64().unwrap_or_default() / 1e3
+    )
+}
+
+/// What to do about a pod that has ended before all that it had was committed; `left` is what it said last.
+fn undrained_text(pod: &PodId, left: &Value) -> String {
+    let log = left["log"].as_str().map(|log| format!(" in {log}")).unwrap_or_default();
+    let entries = left["log_entries"].as_u64().filter(|entries| *entries > 0);
+    let holds = entries.map(|entries| {
+        format!(
+            "{entries} entries ({}) that are in no table",
+            ByteSize(left["bytes"].as_u64().unwrap_or_default())
+        )
+    });
+    let holds = holds.unwrap_or_else(|| "what is in no table".to_owned());
+    format!(
+        "{pod} has not drained: its deadline came while its log{log} still held {holds}; keep its volume, and start {pod} again \
+         on it, which commits them as soon as what they wait for is there (`sluice tables TABLE` says what that is)"
     )
 }
 

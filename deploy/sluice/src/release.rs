@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(330);
 #[derive(Args)]
 #[command(group(ArgGroup::new("lost").required(true).args(["log", "pod", "table"])))]
 pub(crate) struct ReleaseArgs {
-    /// A log that is lost, with all that it holds.
-    #[arg(long)]
+    /// A log that is lost, with all that it holds, by its id: `sluice tables TABLE` says which ones a table waits for.
+    #[arg(long, value_parser = log_id)]
     log: Option<Uuid>,
     /// The lost logs of this pod.
     #[arg(long)]
@@ -35,6 +35,9 @@ pub(crate) struct ReleaseArgs {
     /// With --table: this stream alone.
     #[arg(long, requires = "table")]
     stream: Option<StreamId>,
+    /// Also a log in the tables' store that is whole: the pool would take it over by itself, and lose nothing.
+    #[arg(long, conflicts_with = "table")]
+    whole: bool,
     /// Only say what would be given up.
     #[arg(long)]
     dry_run: bool,
@@ -46,6 +49,14 @@ pub(crate) struct ReleaseArgs {
     json: bool,
     #[command(flatten)]
     admin: AdminArgs,
+}
+
+fn log_id(text: &str) -> Result<Uuid, String> {
+    text.parse().map_err(|_| {
+        "expected a log's id, such as ee2a5431-2365-48d0-9e6f-10cf737c8250: `sluice tables TABLE` says which logs a table \
+         waits for (waits_for_logs); --pod names all logs of a pod"
+            .to_owned()
+    })
 }
 
 /// Names what would be given up, asks whether that is meant, and gives it up.
@@ -73,7 +84,7 @@ pub(crate) async fn run(args: ReleaseArgs) -> Result<ExitCode> {
 }
 
 async fn ask(args: &ReleaseArgs, dry_run: bool) -> Result<Value> {
-    let mut query = vec![format!("dry_run={dry_run}")];
+    let mut query = vec![format!("dry_run={dry_run}"), format!("whole={}", args.whole)];
     query.extend(args.log.map(|log| format!("log={log}")));
     query.extend(args.pod.as_ref().map(|pod| format!("pod={}", encoded(pod.as_str()))));
     query.extend(args.table.as_ref().map(|table| format!("table={table}")));
@@ -127,8 +138,12 @@ fn text(report: &Value) -> String {
     }
     for log in list(&report["logs"]) {
         let pod = log["pod"].as_str().map(|pod| format!(" of {pod}")).unwrap_or_default();
-        let becomes = if is_dry { "would not be waited for" } else { "is not waited for" };
-        lines.push(format!("log {}{pod} {becomes} any more\n", log["log"].as_str().unwrap_or("?")));
+        let becomes = match (log["released_before"].as_str(), is_dry) {
+            (Some(at), _) => format!("was released before, at {at}: what was in it was named then"),
+            (None, true) => "would not be waited for any more".to_owned(),
+            (None, false) => "is not waited for any more".to_owned(),
+        };
+        lines.push(format!("log {}{pod} {becomes}\n", log["log"].as_str().unwrap_or("?")));
     }
     lines.concat()
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use sluice_autoscaler::driver::process::ProcessPods;
+use sluice_autoscaler::driver::process::{ProcessPods, undrained};
 use sluice_autoscaler::{Autoscaler, AutoscalerConfig, DriverKind};
 use sluice_gateway::Gateway;
 use sluice_pod::config::LogKind;
@@ -20,7 +20,7 @@ use sluice_shared::membership::ClusterConfig;
 use crate::cluster;
 use crate::config::Config;
 use crate::print;
-use crate::up::{GATEWAY_DRAIN, PODS_MAX, run_until_signal, say_where};
+use crate::up::{EXIT_UNDRAINED, GATEWAY_DRAIN, PODS_MAX, run_until_signal, say_where};
 
 /// How long the first pods are waited for before it is said that all is up.
 const FIRST_PODS: Duration = Duration::from_secs(60);
@@ -108,7 +108,12 @@ pub(crate) async fn autoscaler(file: Option<&Path>, args: AutoscalerArgs) -> any
     }
     let autoscaler = Autoscaler::start_configured(&config).await?;
     say(&autoscaler, &config)?;
-    run_until_signal(async move |_| autoscaler.drain().await, std::future::pending()).await
+    let pods_dir = (config.driver == DriverKind::Process).then_some(config.pods_dir);
+    let drain = async move |_| {
+        autoscaler.drain().await;
+        pods_dir.map_or(ExitCode::SUCCESS, |pods_dir| exit_ended(&pods_dir))
+    };
+    run_until_signal(drain, std::future::pending()).await
 }
 
 /// Runs a gateway in this process, and pods in their own.
@@ -155,12 +160,32 @@ pub(crate) async fn up(
             print::answer(format_args!("sluice {are_up}: {min} to {max} pods, each a process of its own"))?;
             say_where(&gateway, &certificate, data)?;
             say(&autoscaler, &scaling)?;
-            let drain = async move |hurry| end(gateway, autoscaler, &hurry).await;
+            let pods_dir = scaling.pods_dir.clone();
+            let drain = async move |hurry| {
+                end(gateway, autoscaler, &hurry).await;
+                exit_ended(&pods_dir)
+            };
             return run_until_signal(drain, std::future::pending()).await;
         }
     }
     end(gateway, autoscaler, &Hurry::default()).await;
-    Ok(ExitCode::SUCCESS)
+    Ok(exit_ended(&scaling.pods_dir))
+}
+
+/// How the process ends after its children: some may have left in their logs what is in no table.
+fn exit_ended(pods_dir: &Path) -> ExitCode {
+    // A directory that cannot be read any more tells nothing.
+    let left = undrained(pods_dir).unwrap_or_default();
+    if left.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    let left = left.into_iter().map(|n| format!("pod-{n}")).collect::<Vec<_>>().join(", ");
+    print::note(format_args!(
+        "not drained: the logs of {left} below {} may hold what is in no table; keep them, and start again on them: that is \
+         committed then (what it is, the pods have said above)",
+        pods_dir.display()
+    ));
+    ExitCode::from(EXIT_UNDRAINED)
 }
 
 /// Producers first, then pods: what the gateway still takes has somewhere to go.

@@ -17,8 +17,10 @@ use sluice_gateway::{AuthMode, Gateway, GatewayConfig, certificate_files, make_s
 use sluice_pod::app::{Listen, Pod};
 use sluice_pod::config::{AfterDrain, LogKind, PodConfig};
 use sluice_pod::drained::LOG_RELEASED;
+use sluice_pod::duty::Undrained;
 use sluice_pod::table::TablesPlace;
 use sluice_shared::config::{ByteSize, Loaded, Places};
+use sluice_shared::error::Error;
 use sluice_shared::ids::PodId;
 use sluice_shared::lifecycle::{Hangups, Hurry, OnPanic, TaskScope, Terminations};
 use sluice_shared::link::{self, PodAddress};
@@ -36,6 +38,8 @@ pub(crate) const GATEWAY_DRAIN: Duration = Duration::from_secs(20);
 pub(crate) const PODS_MAX: usize = 16;
 /// Exit status after a second signal: what is not committed is so at the next start.
 const EXIT_HURRIED: u8 = 130;
+/// Exit status after a drain that has left in a log what is in no table: the volume is still needed.
+pub(crate) const EXIT_UNDRAINED: u8 = 69;
 /// Exit status of a pod that may not be in its pool, as it is now (`pod/src/app.rs`).
 const EXIT_CONFLICT: u8 = 78;
 
@@ -139,7 +143,8 @@ pub(crate) async fn up(file: Option<&Path>, args: UpArgs) -> anyhow::Result<Exit
     say_where(&gateway, &certificate, &data)?;
     let drain = async move |hurry| {
         gateway.drain_or_hurry(GATEWAY_DRAIN, &hurry).await;
-        futures_util::future::join_all(pods.into_iter().map(|pod| pod.drain_or_hurry(&hurry))).await;
+        let drained = pods.into_iter().map(|pod| pod.drain_or_hurry(&hurry));
+        exit_drained(futures_util::future::join_all(drained).await)
     };
     run_until_signal(drain, std::future::pending()).await
 }
@@ -162,7 +167,7 @@ async fn prepare(file: Option<&Path>, args: UpArgs) -> anyhow::Result<ControlFlo
     faults.gateway(&config.gateway, &made.without(&config.gateway)).await;
     faults.extend(config.pod.faults());
     faults.directory("--data", &args.data);
-    faults.tables("--tables", &config.pod.tables_dir);
+    faults.tables("--tables", &config.pod.tables_dir).await;
     if let PodCount::Fixed(count) = args.pods {
         faults.check(check_pods(&args.data, count));
     }
@@ -248,7 +253,10 @@ pub(crate) async fn gateway(file: Option<&Path>, args: GatewayArgs) -> anyhow::R
     if let Some(address) = gateway.admin_address() {
         print::answer(format_args!("  admin API   http://{address}/v1/pods"))?;
     }
-    let drain = async move |hurry| gateway.drain_or_hurry(GATEWAY_DRAIN, &hurry).await;
+    let drain = async move |hurry| {
+        gateway.drain_or_hurry(GATEWAY_DRAIN, &hurry).await;
+        ExitCode::SUCCESS
+    };
     run_until_signal(drain, std::future::pending()).await
 }
 
@@ -275,7 +283,7 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
         places.set("pod", "tables_dir", "--tables".to_owned());
     }
     let mut faults = Faults::new(&places, aim);
-    faults.pod(&config);
+    faults.pod(&config).await;
     faults.extend(cluster.validate().err());
     faults.listener("pod.listen", Some(&config.listen)).await;
     let peers = faults.check(pod_addresses(&args.peers)).unwrap_or_default();
@@ -291,11 +299,6 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     let start = Box::pin(Pod::start(config, Listen::Tcp, membership));
     let pod = match signals.unless_ended(start).await {
         None => return Ok(ExitCode::from(EXIT_HURRIED)),
-        // Whoever starts it again would only be told so again.
-        Some(Err(error)) if error.code == LOG_RELEASED => {
-            print::note(format_args!("error: {error}"));
-            return Ok(ExitCode::from(EXIT_CONFLICT));
-        }
         Some(started) => started?,
     };
     if let Some(address) = pod.address() {
@@ -304,11 +307,26 @@ pub(crate) async fn pod(file: Option<&Path>, args: PodArgs) -> anyhow::Result<Ex
     let duty = pod.duty().clone();
     let ended = async move {
         duty.drained().await;
-        if after_drain == AfterDrain::Wait {
+        // What is left is committed by the next process alone: who waits here keeps it from its table.
+        if after_drain == AfterDrain::Wait && duty.left().is_none() {
             std::future::pending().await
         }
     };
-    signals.run(async move |hurry| pod.drain_or_hurry(&hurry).await, ended).await
+    signals.run(async move |hurry| exit_drained([pod.drain_or_hurry(&hurry).await]), ended).await
+}
+
+/// How the process ends after its pods have drained, and what is said of those that have not to the end.
+fn exit_drained(pods: impl IntoIterator<Item = Option<Undrained>>) -> ExitCode {
+    let left: Vec<Undrained> = pods.into_iter().flatten().collect();
+    left.iter().for_each(|left| print::note(format_args!("not drained: {left}")));
+    if left.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNDRAINED) }
+}
+
+/// How a process ends that an error has ended. Whoever starts it again on a log that was released would only be told so
+/// again.
+pub(crate) fn exit_failed(error: &anyhow::Error) -> ExitCode {
+    let is_released = error.downcast_ref::<Error>().is_some_and(|error| error.code == LOG_RELEASED);
+    ExitCode::from(if is_released { EXIT_CONFLICT } else { 2 })
 }
 
 /// Keys that `sluice up` decides itself: passing over them would keep data where nobody looks for it.
@@ -455,7 +473,7 @@ fn pod_addresses(texts: &[String]) -> anyhow::Result<Vec<(PodId, PodAddress)>> {
 /// Waits for SIGINT or SIGTERM, or for the work to end by itself; then drains. A second signal hurries the drain, a third
 /// one ends the process at once: what is durable is then committed at the next start.
 pub(crate) async fn run_until_signal(
-    drain: impl AsyncFnOnce(Hurry),
+    drain: impl AsyncFnOnce(Hurry) -> ExitCode,
     ended: impl Future<Output = ()>,
 ) -> anyhow::Result<ExitCode> {
     Signals::new()?.run(drain, ended).await
@@ -489,7 +507,7 @@ impl Signals {
 
     async fn run(
         self,
-        drain: impl AsyncFnOnce(Hurry),
+        drain: impl AsyncFnOnce(Hurry) -> ExitCode,
         ended: impl Future<Output = ()>,
     ) -> anyhow::Result<ExitCode> {
         let Self { terminations: mut signals, _hangups } = self;
@@ -504,13 +522,13 @@ impl Signals {
         let mut draining = pin!(drain(hurry.clone()));
         tokio::select! {
             biased; // a drain that is done needs no hurry
-            () = &mut draining => return Ok(ExitCode::SUCCESS),
+            exit = &mut draining => return Ok(exit),
             () = signals.next() => hurry.hurry(),
         }
         print::note("flushing what was accepted: once more to end at once");
         tokio::select! {
             biased; // the same
-            () = draining => {}
+            _ = draining => {}
             () = signals.next() => {}
         }
         Ok(ExitCode::from(EXIT_HURRIED))

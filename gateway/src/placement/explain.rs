@@ -131,7 +131,9 @@ impl Choice<'_> {
             Phase::Active if pod.pod.aside => "set aside: a call to it has just failed".to_owned(),
             Phase::Active => silent(pod),
             Phase::Joining => "joining: takes no streams yet".to_owned(),
-            Phase::Draining | Phase::Drained => "draining: takes no new streams".to_owned(),
+            Phase::Draining | Phase::Drained | Phase::Undrained => {
+                "draining: takes no new streams".to_owned()
+            }
         }
     }
 }
@@ -147,7 +149,7 @@ fn outside(view: &PoolView, id: &PodId) -> Option<Explained> {
     let why_not = match load.pod.phase {
         Phase::Active => "has refused the stream just now",
         Phase::Joining => "joining: takes no streams yet",
-        Phase::Draining | Phase::Drained => "draining: takes no new streams",
+        Phase::Draining | Phase::Drained | Phase::Undrained => "draining: takes no new streams",
     };
     Some(Explained { why_not: Some(why_not.to_owned()), ..bare(&load) })
 }

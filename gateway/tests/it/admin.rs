@@ -99,7 +99,10 @@ async fn the_pool_and_each_pod_are_shown() {
     let status = PodStatus { phase: "draining".to_owned(), streams: 2, tables: 1, ..PodStatus::default() };
     two.tell(|memory| memory.status = Some(PodStatus { log_entries: 7, deadline_ms: 900, ..status }));
     let shown = pool.get("/v1/pods/pod-2").await;
-    assert_eq!(shown["left"], json!({"streams":2,"bytes":0,"tables":1,"log_entries":7,"deadline_ms":900}));
+    assert_eq!(
+        shown["left"],
+        json!({"streams":2,"bytes":0,"tables":1,"log_entries":7,"deadline_ms":900,"log":""})
+    );
     assert_eq!(shown["streams"], 2);
     assert_eq!(pool.get("/v1/pods/pod-1").await.get("left"), None);
 }
@@ -177,6 +180,26 @@ async fn what_has_drained_stays_so_and_joins_no_more() {
     let (status, body) = pool.ask("POST", "/v1/pods/pod-2/drain").await;
     assert_eq!((status, &body["phase"]), (202, &json!("drained")), "{body}");
     assert_eq!(pool.get("/v1/pods/pod-2").await["phase"], "drained");
+    pool.refuses(("POST", "/v1/pods/pod-2/join"), (409, "pod_ended"), &["pod-2", "start it again"]).await;
+}
+
+#[tokio::test]
+async fn what_has_not_drained_to_the_end_says_what_is_left_and_is_never_called_drained() {
+    let [one, two] = two();
+    let pool = Pool::of(&[&one, &two]).await;
+    pool.says(&two, Phase::Undrained, LoadReport::default());
+    let status = PodStatus { phase: "undrained".to_owned(), log_entries: 7, ..PodStatus::default() };
+    two.tell(|memory| {
+        memory.status = Some(PodStatus { log_place: "/data/wal".to_owned(), bytes: 9, ..status })
+    });
+    let shown = pool.get("/v1/pods/pod-2").await;
+    assert_eq!(shown["phase"], "undrained", "{shown}");
+    let left = &shown["left"];
+    assert_eq!((&left["log_entries"], &left["bytes"]), (&json!(7), &json!(9)), "{shown}");
+    assert_eq!(left["log"], "/data/wal", "{shown}");
+    two.kill();
+    let (status, body) = pool.ask("POST", "/v1/pods/pod-2/drain").await;
+    assert_eq!((status, &body["phase"]), (202, &json!("undrained")), "{body}");
     pool.refuses(("POST", "/v1/pods/pod-2/join"), (409, "pod_ended"), &["pod-2", "start it again"]).await;
 }
 

@@ -88,7 +88,7 @@ impl Seen {
 
     /// Pods that have not ended.
     pub(super) fn running(&self) -> usize {
-        self.pods.iter().filter(|pod| !matches!(pod.phase.as_str(), "drained" | "lost")).count()
+        self.pods.iter().filter(|pod| !matches!(pod.phase.as_str(), "drained" | "undrained" | "lost")).count()
     }
 
     pub(super) fn phases(&self) -> Vec<(&str, &str)> {

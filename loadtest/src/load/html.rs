@@ -326,8 +326,10 @@ fn by_pod(run: &Run, title: &str, y: &str, of: fn(&super::sample::PodSeen) -> f6
     let lines = named(
         run,
         |sample| {
-            let there =
-                sample.pods.iter().filter(|(_, pod)| !matches!(pod.phase.as_str(), "drained" | "lost"));
+            let there = sample
+                .pods
+                .iter()
+                .filter(|(_, pod)| !matches!(pod.phase.as_str(), "drained" | "undrained" | "lost"));
             there.map(|(name, pod)| (name.clone(), of(pod))).collect()
         },
         true,
@@ -357,7 +359,7 @@ fn pods(run: &Run) -> TimePlot {
         points: run.samples.iter().map(|sample| (sample.at_s, count(sample, is))).collect(),
         is_stepped: true,
     };
-    let running = line("running", |phase| !matches!(phase, "drained" | "lost"));
+    let running = line("running", |phase| !matches!(phase, "drained" | "undrained" | "lost"));
     let active = line("that take streams", |phase| phase == "active");
     let has_pods = run.samples.iter().any(|sample| !sample.pods.is_empty());
     let lines = if has_pods { vec![running, active] } else { Vec::new() };

@@ -31,6 +31,8 @@ pub(super) struct Answer {
     pub(super) holdings: Vec<Holding>,
     /// Logs that it is taking over.
     pub(super) adopting: BTreeSet<LogId>,
+    /// Logs that it has tried to take over, and are damaged.
+    pub(super) damaged: BTreeSet<LogId>,
 }
 
 impl Releaser {
@@ -41,6 +43,7 @@ impl Releaser {
             log: self.log.log,
             holdings: self.tables.holdings(table, settled).await,
             adopting: self.adoptions.ongoing(),
+            damaged: self.adoptions.damaged().into_keys().collect(),
         }
     }
 
@@ -130,6 +133,7 @@ pub(super) fn to_wire(answer: Answer) -> proto::HoldingsResponse {
         log: answer.log.0.to_string(),
         holdings: answer.holdings.into_iter().map(holding).collect(),
         adopting: answer.adopting.iter().map(|log| log.0.to_string()).collect(),
+        damaged: answer.damaged.iter().map(|log| log.0.to_string()).collect(),
     }
 }
 
@@ -158,6 +162,7 @@ fn read(answer: proto::HoldingsResponse) -> Result<Answer, Error> {
         log: read_log(&answer.log)?,
         holdings: answer.holdings.into_iter().map(read_holding).collect::<Result<_, _>>()?,
         adopting: answer.adopting.iter().map(|log| read_log(log)).collect::<Result<_, _>>()?,
+        damaged: answer.damaged.iter().map(|log| read_log(log)).collect::<Result<_, _>>()?,
     })
 }
 
@@ -206,5 +211,11 @@ fn read_stranded(range: proto::StrandedRange) -> Result<StrandedRange, Error> {
 /// Invalid where it is none.
 pub(super) fn read_log(id: &str) -> Result<LogId, Error> {
     let parsed = id.parse().map(LogId);
-    parsed.map_err(|_| Error::invalid("invalid_log", format!("{id:?} is no log id: expected a UUID")))
+    parsed.map_err(|_| {
+        let message = format!(
+            "{id:?} is no log id: expected a UUID, such as ee2a5431-2365-48d0-9e6f-10cf737c8250; which logs a table waits for \
+             stands in waits_for_logs of GET /v1/tables/TABLE"
+        );
+        Error::invalid("invalid_log", message)
+    })
 }

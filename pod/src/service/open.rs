@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::{Encoding, UnknownFields};
-use sluice_shared::ids::{SchemaId, SessionId, StreamId, StreamName, TableName};
+use sluice_shared::ids::{OffsetRange, PodId, SchemaId, SessionId, StreamId, StreamName, TableName};
 use sluice_shared::proto;
 use sluice_shared::proto::stream_request::Kind as Ask;
 use sluice_shared::proto::stream_response::Kind as Answer;
@@ -36,6 +36,30 @@ const INFER_BYTES: usize = 1 << 20;
 const FENCE_TIMEOUT: Duration = Duration::from_secs(35);
 /// While it does not answer, its log's note is looked for so often.
 const NOTE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the tables' store may take for one step of an open: less than a gateway waits for all of it, so that the
+/// producer hears what is wrong, and not that its pod said nothing.
+const STORE_TIMEOUT: Duration = Duration::from_secs(6);
+/// When a producer is to come again that the store has kept waiting.
+const STORE_RETRY_AFTER: Duration = Duration::from_secs(2);
+
+/// What the tables' store answers to a step of an open.
+async fn in_time<T>(
+    pod: &PodId,
+    step: &str,
+    asked: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let answer = tokio::time::timeout(STORE_TIMEOUT, asked).await;
+    answer.unwrap_or_else(|_| Err(store_silent(pod, step)))
+}
+
+fn store_silent(pod: &PodId, step: &str) -> Error {
+    let message = format!(
+        "pod {pod}: the tables' store has not answered within {} s to {step}: streams open again once it does",
+        STORE_TIMEOUT.as_secs()
+    );
+    Error::busy("store_silent", message, STORE_RETRY_AFTER)
+}
 
 /// Fences a stream in another pod's log, and answers how far that has it.
 async fn fence(
@@ -107,7 +131,8 @@ impl Wish {
     /// The stream goes on in its session: its gateway knows where.
     fn go_on(&self, id: StreamId, session: SessionId) -> Place {
         let resume_at = self.resume_at.unwrap_or(0);
-        Place { id, session, next_offset: resume_at.max(self.stream_end), resume_at, requests: 0 }
+        let next_offset = resume_at.max(self.stream_end);
+        Place { id, session, next_offset, resume_at, requests: 0, released: Vec::new() }
     }
 
     /// Whether the producer counts its requests, which has to be as durable as its records.
@@ -180,6 +205,8 @@ struct Place {
     resume_at: u64,
     /// Of a stream that counts its requests: how many end there or before.
     requests: u64,
+    /// What an operator has given up of it.
+    released: Vec<OffsetRange>,
 }
 
 /// The parts of a call that an open needs.
@@ -217,7 +244,7 @@ impl Opener<'_> {
 
     /// The table, made from the stated schema where it does not exist; None where it is to be inferred.
     async fn table(&self, wish: &Wish) -> Result<Option<Table>, Error> {
-        match self.service.tables.open(&wish.table).await {
+        match in_time(&self.service.log.pod, "open a table", self.service.tables.open(&wish.table)).await {
             Ok(table) => {
                 if !wish.schema.is_empty() && matches!(wish.encoding, Encoding::Json | Encoding::Arrow) {
                     let mut decoder = arrow::ArrowDecoder::new(table.schema().clone(), 0);
@@ -268,7 +295,7 @@ impl Opener<'_> {
         place: &Place,
         described: Option<DescribedDecoder>,
     ) -> Result<Opened, Error> {
-        let Place { id, session, next_offset, resume_at, .. } = place.clone();
+        let Place { id, session, next_offset, resume_at, released, .. } = place.clone();
         let Wish { encoding, unknown, whole_requests, .. } = *wish;
         let opening = Opening {
             id,
@@ -279,6 +306,7 @@ impl Opener<'_> {
             whole_requests,
             described,
             has_moved: wish.moves,
+            released,
         };
         let decoded_bytes_max = self.service.decoded_bytes_max;
         let hold = self.service.streams.open(opening, next_offset, resume_at, decoded_bytes_max)?;
@@ -289,23 +317,30 @@ impl Opener<'_> {
     async fn named(&self, table: &Table, name: &StreamName, wish: &Wish) -> Result<Place, Error> {
         let (records, ours) = (Records::new(table.store(), name.clone()), &self.service.log);
         if wish.session.0 > 0 {
-            let record = records.join_session(wish.session, ours, &wish.session_terms()).await?;
-            return Ok(wish.go_on(record.stream(), wish.session));
+            let terms = wish.session_terms();
+            let joined = records.join_session(wish.session, ours, &terms);
+            let record = in_time(&self.service.log.pod, "go on with a named stream", joined).await?;
+            let released = given_up(&record);
+            return Ok(Place { released, ..wish.go_on(record.stream(), wish.session) });
         }
-        let record = records.begin_session(ours, &wish.session_terms()).await?;
-        let (id, session) = (record.stream(), record.session);
+        let terms = wish.session_terms();
+        let begun = records.begin_session(ours, &terms);
+        let record = in_time(&self.service.log.pod, "open a named stream", begun).await?;
+        let (id, session, released) = (record.stream(), record.session, given_up(&record));
         let (in_log, in_other_logs) = self.service.fence_all(table, &record).await?;
-        let in_table = table.watermark(&id).await?;
+        let in_table =
+            in_time(&self.service.log.pod, "say how far a stream is in its table", table.watermark(&id))
+                .await?;
         if record.logs.len() > 1 && in_other_logs.next <= in_table.next {
             records.keep_only(&record, ours).await?;
         }
         let Reach { next: next_offset, boundary } = in_table.max(in_log).max(in_other_logs);
         if wish.counts_requests() {
             let Boundary { offset, requests } = boundary.unwrap_or_default();
-            return Ok(Place { id, session, next_offset, resume_at: offset, requests });
+            return Ok(Place { id, session, next_offset, resume_at: offset, requests, released });
         }
         let resume_at = wish.resume_at.map_or(next_offset, |resume_at| resume_at.min(next_offset));
-        Ok(Place { id, session, next_offset, resume_at, requests: 0 })
+        Ok(Place { id, session, next_offset, resume_at, requests: 0, released })
     }
 
     /// Opens first, so that the producer sends; then makes the table from what it sent.
@@ -396,6 +431,10 @@ impl Opener<'_> {
     }
 }
 
+fn given_up(record: &StreamRecord) -> Vec<OffsetRange> {
+    record.released.iter().map(|(start, end)| OffsetRange { start: *start, end: *end }).collect()
+}
+
 fn may_not_create(table: &TableName) -> Error {
     let message = format!(
         "there is no table {table}, and the producer's token lacks the privilege `create` to make it: grant it in \
@@ -471,4 +510,23 @@ fn inferred(encoding: Encoding, frames: &[proto::Frame]) -> Result<TableSpec, Er
         }
     };
     TableSpec::new(schema, Vec::new(), BTreeMap::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_does_not_answer_is_told_as_busy_before_a_gateway_gives_up() {
+        const GATEWAY_WAITS: Duration = Duration::from_secs(10);
+        let pod: PodId = "pod-1".parse().expect("valid");
+        let asked = in_time(&pod, "open a named stream", std::future::pending::<Result<(), Error>>());
+        let error = tokio::time::timeout(GATEWAY_WAITS, asked).await.expect("in time").expect_err("silent");
+        assert_eq!((error.kind, error.code.as_str()), (ErrorKind::Busy, "store_silent"), "{error}");
+        for part in ["pod pod-1", "the tables' store has not answered", "open a named stream"] {
+            assert!(error.message.contains(part), "{part:?} is not in {error}");
+        }
+        let answered = in_time(&pod, "open a table", async { Ok(7) }).await;
+        assert_eq!(answered.expect("it answers"), 7);
+    }
 }

@@ -14,9 +14,9 @@ use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
-use sluice_shared::error::Error;
+use sluice_shared::error::{Error, ErrorKind};
 use sluice_shared::frame::Encoding;
-use sluice_shared::ids::{LogId, PodId, SessionId, StreamId, StreamName};
+use sluice_shared::ids::{LogId, OffsetRange, PodId, SessionId, StreamId, StreamName};
 use uuid::Uuid;
 
 /// Older versions of a record that are kept behind the newest, for a reader that has just listed them.
@@ -51,6 +51,9 @@ pub struct StreamRecord {
     /// Who began it, where that was asked: no other may go on with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
+    /// Offsets that an operator has given up, apart and by rising offset: whoever sends them again is told so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub released: Vec<(u64, u64)>,
     /// The stream has ended for good.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub retired: bool,
@@ -187,6 +190,23 @@ impl Records {
         .map(|_| ())
     }
 
+    /// Notes that offsets of the stream have been given up. Does nothing where there is no record of it.
+    ///
+    /// # Errors
+    /// `Unavailable` where the storage fails.
+    pub async fn release(&self, stream: &StreamId, offsets: OffsetRange) -> Result<(), Error> {
+        let changed = self.change(|old| {
+            let record = old.ok_or_else(|| not_found(&self.name))?;
+            let released = with_range(&record.released, offsets);
+            let is_new = record.stream() == *stream && released != record.released;
+            Ok(is_new.then_some(StreamRecord { released, ..record }))
+        });
+        match changed.await {
+            Err(error) if error.kind != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     fn first(&self) -> StreamRecord {
         let name = self.name.clone();
         StreamRecord {
@@ -198,6 +218,7 @@ impl Records {
             logs: Vec::new(),
             encoding: None,
             client: None,
+            released: Vec::new(),
             retired: false,
             nonce: Uuid::nil(),
         }
@@ -295,6 +316,21 @@ impl Records {
         let message = format!("stream {}: cannot {what} its record in {}: {error}", self.name, self.folder);
         Error::unavailable("stream_record", message)
     }
+}
+
+/// Ranges with one more; those that touch become one.
+fn with_range(ranges: &[(u64, u64)], more: OffsetRange) -> Vec<(u64, u64)> {
+    let mut all = ranges.to_vec();
+    all.push((more.start, more.end));
+    all.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::new();
+    for (start, end) in all {
+        match merged.last_mut() {
+            Some(last) if start <= last.1 => last.1 = end.max(last.1),
+            _ => merged.push((start, end)),
+        }
+    }
+    merged
 }
 
 /// The records of a table's streams that name one of these logs, and how many streams were looked at: at most so many.
@@ -427,6 +463,24 @@ mod tests {
 
     fn terms(claim: u128) -> SessionTerms {
         SessionTerms { claim: Uuid::from_u128(claim), ..SessionTerms::default() }
+    }
+
+    #[tokio::test]
+    async fn what_is_given_up_is_kept_through_all_sessions_and_of_its_own_stream_alone() {
+        let records = records(&Arc::new(InMemory::new()));
+        let range = |start, end| OffsetRange { start, end };
+        let id = StreamId::named(&records.name, 0);
+        records.release(&id, range(0, 5)).await.expect("there is no such stream");
+        let begun = records.begin_session(&log("a"), &terms(1)).await.expect("begun");
+        assert_eq!((begun.stream(), &begun.released), (id.clone(), &Vec::new()));
+        for (start, end) in [(10, 20), (30, 40), (20, 25), (12, 13)] {
+            records.release(&id, range(start, end)).await.expect("noted");
+        }
+        records.release(&StreamId::named(&records.name, 1), range(50, 60)).await.expect("another one");
+        let next = records.begin_session(&log("b"), &terms(2)).await.expect("begun");
+        assert_eq!(next.released, [(10, 25), (30, 40)]);
+        let joined = records.join_session(next.session, &log("c"), &terms(2)).await.expect("joined");
+        assert_eq!(joined.released, next.released);
     }
 
     #[tokio::test]

@@ -73,6 +73,8 @@ reason_codes! {
     RecordTooLarge = "record_too_large",
     /// Records from which no table can be made.
     CannotInfer = "cannot_infer",
+    /// An operator has given it up: the log that had it was lost.
+    Released = "released",
     /// What another version's log holds besides.
     Refused = "refused",
 }

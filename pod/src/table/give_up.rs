@@ -9,17 +9,21 @@
 //! *Does not own*: whether the records may still come (`release`), the rule (`watermark`), the commit (`home`).
 //! Keeps P2: each version has each stream up to some offset, less what was refused or given up by name.
 
+use futures_util::future::join_all;
 use sluice_shared::error::Error;
-use sluice_shared::ids::{OffsetRange, TableId, TableName};
+use sluice_shared::ids::{OffsetRange, StreamId, TableId, TableName};
 
 use super::home::{CommitRequest, HomeError, Outcome};
 use super::rejected::{self, Rejects};
 use super::route::{Known, Routed};
 use super::watermark::{RunKey, Verdict, WatermarkMap, judge};
 use super::{Tables, home_error, storage};
+use crate::stream::record::Records;
 
 /// Offsets that one version gives up: each is a row of the rejected table, which is made in memory.
 const AT_ONCE_MAX: u64 = 50_000;
+/// Streams whose records are changed at one time.
+const NOTES_AT_ONCE: usize = 16;
 /// Answers in a row by which it has to be tried again.
 const TRIES_MAX: u32 = 20;
 
@@ -53,6 +57,9 @@ impl Tables {
         for batch in batches(gaps) {
             let mut parts: Vec<_> = batch.into_iter().filter(|(gap, _)| reached[*gap].1.is_none()).collect();
             let outcome = self.give_up_parts(name, id, &mut parts, &mut reached, why).await;
+            if outcome.is_ok() {
+                self.note_given_up(name, &parts).await;
+            }
             for (gap, part) in parts {
                 match &outcome {
                     Ok(()) => reached[gap].0 = part.end,
@@ -71,6 +78,21 @@ impl Tables {
             }
         }
         reached
+    }
+
+    /// So that a producer who sends them again is told, as of any record that is refused.
+    async fn note_given_up(&self, table: &TableName, parts: &[(usize, RunKey)]) {
+        let mut notes = Vec::new();
+        for (_, part) in parts {
+            notes.extend(part.stream.name().map(|name| {
+                let records = Records::new(self.place(table), name);
+                note(records, part.stream.clone(), OffsetRange { start: part.start, end: part.end })
+            }));
+        }
+        while !notes.is_empty() {
+            let rest = notes.split_off(NOTES_AT_ONCE.min(notes.len()));
+            join_all(std::mem::replace(&mut notes, rest)).await;
+        }
     }
 
     /// One version that gives up parts of gaps. Takes those out of `parts` whose streams have moved.
@@ -131,6 +153,13 @@ impl Tables {
     }
 }
 
+async fn note(records: Records, stream: StreamId, given_up: OffsetRange) {
+    if let Err(error) = records.release(&stream, given_up).await {
+        let (first, last) = (given_up.start, given_up.end.saturating_sub(1));
+        tracing::warn!(%stream, first, last, %error, "a producer that sends again what was given up is not told so");
+    }
+}
+
 /// Gaps cut into what one version gives up, with their numbers; of each gap at most one part in a batch.
 fn batches(gaps: &[RunKey]) -> Vec<Vec<(usize, RunKey)>> {
     let (mut batches, mut room) = (vec![Vec::new()], AT_ONCE_MAX);
@@ -163,7 +192,7 @@ fn has_moved(name: &TableName, part: &RunKey, next: u64) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use sluice_shared::ids::{SessionId, StreamId};
+    use sluice_shared::ids::SessionId;
 
     use super::*;
 

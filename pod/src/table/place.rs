@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
+use futures_util::StreamExt;
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
@@ -18,6 +19,7 @@ use serde::Deserialize;
 use sluice_shared::error::Error;
 use sluice_shared::fault;
 
+use super::bucket::Asked;
 use super::faulty::FaultyStore;
 
 const S3: &str = "s3";
@@ -74,6 +76,11 @@ impl Stores {
     /// # Errors
     /// What the environment says cannot be.
     pub(super) fn bucket(bucket: &str) -> object_store::Result<Self> {
+        let retry = RetryConfig { retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
+        Ok(Self::of(Arc::new(Self::s3(bucket, retry)?)))
+    }
+
+    fn s3(bucket: &str, retry: RetryConfig) -> object_store::Result<AmazonS3> {
         let builder = AmazonS3Builder::from_env();
         // In the clear only where somebody has written such an endpoint.
         let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
@@ -84,17 +91,52 @@ impl Stores {
         }
         let is_plain = endpoint.is_some_and(|url| url.starts_with("http://"));
         let client = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_allow_http(is_plain);
-        let store = builder
+        builder
             .with_bucket_name(bucket)
             .with_client_options(client)
-            .with_retry(RetryConfig { retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() })
+            .with_retry(retry)
             .with_conditional_put(S3ConditionalPut::ETagMatch)
-            .build()?;
-        Ok(Self::of(Arc::new(store)))
+            .build()
+    }
+}
+
+/// Where a bucket is asked, as the environment says.
+pub(super) fn asked(bucket: &str) -> Asked {
+    let builder = AmazonS3Builder::from_env();
+    let value = |key| builder.get_config_value(&key);
+    let credentials = [
+        AmazonS3ConfigKey::AccessKeyId,
+        AmazonS3ConfigKey::WebIdentityTokenFile,
+        AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
+        AmazonS3ConfigKey::ContainerCredentialsFullUri,
+    ];
+    Asked {
+        bucket: bucket.to_owned(),
+        endpoint: value(AmazonS3ConfigKey::Endpoint),
+        region: value(AmazonS3ConfigKey::Region),
+        has_credentials: credentials.into_iter().any(|key| value(key).is_some()),
     }
 }
 
 impl TablesPlace {
+    /// Asks a bucket for the beginning of its list, once. Of a directory nothing is asked.
+    ///
+    /// # Errors
+    /// It does not answer in time, or refuses: why, and how to mend it.
+    pub async fn reach(&self, within: Duration) -> Result<(), String> {
+        let Self::S3 { bucket, prefix } = self else { return Ok(()) };
+        let asked = asked(bucket);
+        let once = RetryConfig { max_retries: 0, retry_timeout: within, ..RetryConfig::default() };
+        let failed = |error: object_store::Error| format!("{self}: {}", asked.explain(&error).text);
+        let store = Stores::s3(bucket, once).map_err(failed)?;
+        let mut listed = store.list(Some(prefix));
+        match tokio::time::timeout(within, listed.next()).await {
+            Ok(Some(Err(error))) => Err(failed(error)),
+            Ok(_) => Ok(()),
+            Err(_) => Err(format!("{self}: within {} s {}", within.as_secs(), asked.silent())),
+        }
+    }
+
     /// Whether tables can be there by its name, and a bucket's store can be made of what the environment says.
     ///
     /// # Errors

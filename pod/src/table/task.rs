@@ -587,7 +587,7 @@ impl TableTask {
         for (_, key) in self.held.iter().filter_map(|entry| entry.open.as_ref()).flatten() {
             let (table, stream) = (&self.table.name, &key.stream);
             let (first, end) = (key.start, key.end);
-            tracing::warn!(%table, %stream, first, end, "run held at the drain: its predecessors are missing");
+            tracing::warn!(%table, %stream, first, end, "run is not committed: what comes before it is not here");
         }
         for (_, drained) in drains {
             // Whoever waited may have given up.

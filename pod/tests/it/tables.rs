@@ -29,6 +29,7 @@ use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use sluice_shared::table::TableSpec;
 use tempfile::TempDir;
 
+mod create;
 mod adopt;
 mod forget;
 mod homes;

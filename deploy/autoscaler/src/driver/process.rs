@@ -134,7 +134,8 @@ impl ProcessPods {
         let mut gone = Vec::new();
         for (n, slot) in &mut self.slots {
             let Some(status) = slot.ended() else { continue };
-            // Status 0 is a drain's end, whoever asked for it: nothing is left in the log.
+            // Status 0 is a drain's end, whoever asked for it: nothing is left in the log. All others leave it to the next
+            // process of this name, also that of a drain whose deadline came first.
             if status.success() {
                 gone.push(*n);
             } else {

@@ -31,6 +31,8 @@ pub enum PodPhase {
     Draining,
     /// Holds nothing any more.
     Drained,
+    /// At the end of its drain, but its log still holds something: it is to be started again.
+    Undrained,
     /// Not heard of any more; its log may still hold something.
     Lost,
     /// A phase that this version does not know.
@@ -170,7 +172,7 @@ impl History {
             active,
             joining: count(PodPhase::Joining),
             draining: count(PodPhase::Draining),
-            lost: count(PodPhase::Lost) + count(PodPhase::Unknown),
+            lost: count(PodPhase::Lost) + count(PodPhase::Undrained) + count(PodPhase::Unknown),
             demand,
             mean: demand / f64::from(active.max(1)),
             p90,

@@ -211,6 +211,21 @@ async fn scale_in_drains_the_highest_first_and_lowers_the_number_when_it_holds_n
 }
 
 #[tokio::test]
+async fn a_pod_whose_drain_has_left_something_in_its_log_is_drained_again_and_not_taken_away_before() {
+    let mut bed = Bed::new(3).await;
+    bed.look(1).await.1.expect("drains");
+    bed.fake.set("sluice-pod-2", FakePod { phase: "undrained", ..FakePod::active(0.0) });
+    assert_eq!(bed.look(1).await, (2, Ok(vec![])));
+    // Its process has ended, and the kubelet has started it again.
+    bed.fake.set("sluice-pod-2", FakePod::active(0.0));
+    assert_eq!(bed.look(1).await, (2, Ok(vec![])));
+    assert_eq!(bed.fake.asked(), ["drain sluice-pod-2?deadline=90s"; 2]);
+    assert_eq!(bed.api.replicas(), 3);
+    bed.fake.set("sluice-pod-2", FakePod { phase: "drained", ..FakePod::active(0.0) });
+    assert_eq!(bed.look(1).await.1, Ok(vec![Action::Scaled { from: 3, to: 2 }]));
+}
+
+#[tokio::test]
 async fn a_drain_is_taken_back_while_it_can_be() {
     let mut bed = Bed::new(3).await;
     bed.look(2).await.1.expect("drains");

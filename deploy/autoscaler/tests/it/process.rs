@@ -10,12 +10,13 @@ use sluice_autoscaler::driver::{Action, Driver, DriverError};
 
 use crate::fake::{DEADLINE, Fake};
 
-/// A pod that says where it is, drains when `go` stands in its directory or on SIGTERM, and notes that it did so.
+/// A pod that says where it is, drains when `go` stands in its directory or on SIGTERM, and notes that it did so. It ends
+/// with the status in `code`, once.
 const POD: &str = r#"d="$0/$1"; mkdir -p "$d"; echo x >> "$d/starts"
 trap 'echo term >> "$d/ends"; exit 0' TERM
 echo $$ > "$d/pid.new"; mv "$d/pid.new" "$d/pid"
 while [ ! -e "$d/go" ]; do sleep 0.02; done
-rm "$d/go"; echo drained >> "$d/ends"; exit 0"#;
+rm "$d/go"; echo drained >> "$d/ends"; [ ! -e "$d/code" ] || { code=$(cat "$d/code"); rm "$d/code"; }; exit ${code:-0}"#;
 
 pub(crate) fn template(dir: &Path) -> Template {
     let words = ["sh", "-c", POD, &dir.display().to_string(), "{id}"];
@@ -130,6 +131,23 @@ async fn one_that_was_killed_comes_back_and_drains_before_it_goes() {
     bed.until(1, |bed| bed.has(&Action::Ended("pod-2".to_owned()))).await;
     assert!(bed.has(&Action::Restarted("pod-2".to_owned())), "{:?}", bed.actions);
     assert_eq!(bed.lines("pod-2", "starts"), 2);
+    bed.driver.end().await;
+}
+
+/// As `deploy/sluice/src/up.rs` has it.
+const EXIT_UNDRAINED: &str = "69";
+
+#[tokio::test]
+async fn one_whose_drain_leaves_something_in_its_log_comes_back_and_drains_again() {
+    let mut bed = Bed::new().await;
+    bed.until(2, |bed| bed.is_up("pod-1") && bed.is_up("pod-2")).await;
+    std::fs::write(bed.dir.path().join("pod-2/code"), EXIT_UNDRAINED).expect("written");
+    bed.until(1, |bed| bed.has(&Action::Restarted("pod-2".to_owned()))).await;
+    assert!(!bed.has(&Action::Ended("pod-2".to_owned())), "{:?}", bed.actions);
+    assert!(!bed.dir.path().join("pod-2").join(DRAINED_MARK).exists());
+    bed.until(1, |bed| bed.has(&Action::Ended("pod-2".to_owned()))).await;
+    assert_eq!((bed.lines("pod-2", "starts"), bed.lines("pod-2", "ends")), (2, 2));
+    assert!(bed.dir.path().join("pod-2").join(DRAINED_MARK).exists());
     bed.driver.end().await;
 }
 

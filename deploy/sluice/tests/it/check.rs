@@ -185,3 +185,47 @@ fn what_is_no_configuration_is_told_by_line_variable_or_flag() {
     let (_, _, complaints) = scratch.run(in_file, &[&args[..], &["--listen", "c"]].concat(), &variable);
     assert!(complaints[0].starts_with("error: --listen: gateway.listen is \"c\""), "{complaints:?}");
 }
+
+/// A bucket's store that answers all with the same refusal, or with an empty list, until the test ends.
+fn answering(status: &'static str, body: &'static str) -> String {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    std::thread::spawn(move || {
+        for mut socket in listener.incoming().flatten() {
+            let _ = socket.read(&mut [0; 4096]);
+            let head = format!("content-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            let _ = socket.write_all(format!("HTTP/1.1 {status}\r\n{head}{body}").as_bytes());
+        }
+    });
+    url
+}
+
+#[test]
+fn a_bucket_is_asked_and_what_is_wrong_with_it_is_said_with_how_to_mend_it() {
+    const KEYS: [(&str, &str); 2] = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")];
+    let listed = "<ListBucketResult><Name>lake</Name><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>";
+    let missing = "<Error><Code>NoSuchBucket</Code><Message>it does not exist</Message></Error>";
+    let nobody =
+        std::net::TcpListener::bind("127.0.0.1:0").and_then(|taken| taken.local_addr()).expect("free");
+    let scratch = Scratch::new();
+    let check = |endpoint: &str, args: &[&str]| {
+        let env = [&KEYS[..], &[("AWS_ENDPOINT", endpoint)]].concat();
+        let args = [&["up", "--listen", "127.0.0.1:0", "--tables", "s3://lake/raw"], args].concat();
+        let (status, said, complaints) = scratch.run("", &args, &env);
+        (status, [said, complaints.join("\n")].concat())
+    };
+    let good = answering("200 OK", listed);
+    assert_eq!(check(&good, &["--check-config"]).0, Some(0));
+    let none = answering("404 Not Found", missing);
+    for args in [&["--check-config"][..], &[]] {
+        let (status, said) = check(&none, args);
+        assert_eq!(status, Some(2), "{said}");
+        for part in ["no bucket \"lake\"", "AWS_ENDPOINT", &none] {
+            assert!(said.contains(part), "{part:?} is not in {said}");
+        }
+        assert!(!said.contains("<Code>"), "{said}");
+    }
+    let (status, said) = check(&format!("http://{nobody}"), &["--check-config"]);
+    assert!(status == Some(2) && said.contains("--tables, s3://lake/raw: cannot reach http://"), "{said}");
+}

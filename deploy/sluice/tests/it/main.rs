@@ -33,3 +33,4 @@ mod signals;
 mod pool;
 mod adopt;
 mod release;
+mod undrained;

@@ -86,7 +86,7 @@ impl Pool {
     }
 
     /// Status of `sluice` with these arguments, and what it prints, on standard output and standard error.
-    fn run(&self, args: &[&str]) -> (i32, String, String) {
+    pub(crate) fn run(&self, args: &[&str]) -> (i32, String, String) {
         run(&self.admin, args)
     }
 
@@ -100,6 +100,13 @@ impl Pool {
     pub(crate) fn refuse(&self, args: &[&str], words: &[&str]) {
         let (status, said, complained) = self.run(args);
         assert_eq!((status, said.as_str()), (2, ""), "{args:?}: {complained}");
+        words.iter().for_each(|word| assert!(complained.contains(word), "{args:?}: {complained}"));
+    }
+
+    /// As `refuse`, of a command that says something before.
+    pub(crate) fn refuse_after(&self, args: &[&str], words: &[&str]) {
+        let (status, _, complained) = self.run(args);
+        assert_eq!(status, 2, "{args:?}: {complained}");
         words.iter().for_each(|word| assert!(complained.contains(word), "{args:?}: {complained}"));
     }
 

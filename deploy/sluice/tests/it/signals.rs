@@ -135,8 +135,7 @@ async fn a_pod_in_a_hurry_commits_at_its_next_start_what_it_cannot_commit_now() 
     let status = process.ends(HURRIED).expect("ends");
     assert_eq!(status.code(), Some(EXIT_HURRIED));
     says(up.dir.path(), "sluice.log", "in a hurry").await;
-    says(up.dir.path(), "sluice.log", "pod ends; what its log holds is committed when it is started again")
-        .await;
+    says(up.dir.path(), "sluice.log", "pod pod-1 ends, and has not drained: its log in ").await;
     fs::remove_file(&maps).expect("removed");
     fs::rename(&away, &maps).expect("renamed");
     let (process, url) = up.start();

@@ -53,7 +53,10 @@ impl SealedLog {
         }
         let (mut at, listed) = (folder.first().await?, folder.numbers().await?);
         loop {
-            while listed.get(&at).is_some_and(|bytes| *bytes > SEAL_BYTES) {
+            while let Some(bytes) = listed.get(&at) {
+                if *bytes <= SEAL_BYTES && may_end(&folder, at).await? {
+                    break;
+                }
                 at += 1;
             }
             if let Some(first) = passed_over(&folder, at, &listed).await? {
@@ -64,7 +67,7 @@ impl SealedLog {
             let put = folder.put_new(at, seal).await?;
             if put == Put::Exists {
                 match folder.object(at).await? {
-                    Some(bytes) if is_group(&folder, at, &bytes)? => {
+                    Some(bytes) if !is_seal(&folder, at, &bytes)? => {
                         at += 1;
                         continue;
                     }
@@ -168,8 +171,19 @@ fn decode(folder: &Folder, number: u64, bytes: &[u8]) -> Result<Object, WalError
     })
 }
 
-fn is_group(folder: &Folder, number: u64, bytes: &[u8]) -> Result<bool, WalError> {
-    Ok(decode(folder, number, bytes)?.kind != Kind::Seal)
+/// Whether the log may end at a number under which little was listed: a seal, or nothing any more.
+async fn may_end(folder: &Folder, number: u64) -> Result<bool, WalError> {
+    folder.object(number).await?.map_or(Ok(true), |bytes| is_seal(folder, number, &bytes))
+}
+
+/// Whether the log ends here. Whatever is there and is no seal was put by its writer: an object that was cut or emptied is
+/// passed over here, so that what is before it can be read, and named when its turn comes.
+fn is_seal(folder: &Folder, number: u64, bytes: &[u8]) -> Result<bool, WalError> {
+    match decode(folder, number, bytes) {
+        Ok(object) => Ok(object.kind == Kind::Seal),
+        Err(WalError::CorruptObject { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn missing(folder: &Folder, number: u64) -> WalError {

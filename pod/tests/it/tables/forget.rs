@@ -84,6 +84,7 @@ impl Life {
             whole_requests: false,
             described: None,
             has_moved: false,
+            released: Vec::new(),
         };
         self.registry.open(opening, RECORDS, RECORDS, 1 << 20).expect("opened")
     }

@@ -130,8 +130,10 @@ async fn what_a_lost_log_had_is_given_up_by_name_and_the_rest_is_committed() {
     let notes = peers[0].pod.tables.drained_logs();
     assert_eq!(notes.withdraw(log).await.expect_err("released").code, "log_released");
     assert!(notes.holds_nothing(log).await.expect("read"));
+    assert_eq!(report["logs"][0]["released_before"], Value::Null, "{report}");
     let again = release(releaser, of_log(log, false)).await.expect("once more");
     assert_eq!((ranges(&again, "given_up"), ranges(&again, "left")), (vec![], vec![]));
+    assert!(again["logs"][0]["released_before"].is_string(), "{again}");
     stop(peers).await;
 }
 
@@ -364,7 +366,9 @@ async fn a_damaged_log_in_the_store_is_given_up_from_its_damage_on_and_stays_as_
         loop {
             match release(&releaser, of_log(log, false)).await {
                 // The adopter is just about to see the damage.
-                Err(error) if error.code == "log_in_use" => tokio::task::yield_now().await,
+                Err(error) if ["log_in_use", "log_is_whole"].contains(&error.code.as_str()) => {
+                    tokio::task::yield_now().await;
+                }
                 report => return report.expect("given up"),
             }
         }
@@ -383,6 +387,118 @@ async fn a_damaged_log_in_the_store_is_given_up_from_its_damage_on_and_stays_as_
     };
     tokio::time::timeout(DEADLINE, seen).await.expect("looked at");
     assert_eq!((objects(), object.exists()), (before, true));
+    pod.stop().await;
+}
+
+/// A log in the store, whose pod is gone: its records, which no table has.
+async fn leave(pod: &Pod, owner: &str, records: std::ops::Range<u64>) -> LogId {
+    let table = pod.tables.open(&name()).await.expect("there");
+    let dead = begin(&pod.root, owner).await;
+    write(&dead, batch(&table, vec![run(&stream("s"), 1, records.start, records.end)])).await;
+    let log = dead.log_id();
+    let writer = Pod::on_wal(&pod.root, dead, |_| {});
+    writer.tables.open(&name()).await.expect("registered before it wrote");
+    writer.stop().await;
+    log
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_log_that_would_be_taken_over_by_itself_is_given_up_only_where_that_is_said() {
+    let root = TempDir::new().expect("a directory");
+    let pod = Pod::with(root.path(), |config| config.pod = "pod-2".parse().expect("valid"));
+    Tables::identity(&kept(root.path())).await.expect("made");
+    let (table, s) = (pod.create(numbers(), &[]).await, stream("s"));
+    let log = leave(&pod, "pod-1", 0..10).await;
+    pod.offer(&table, batch(&table, vec![run(&s, 1, 10, 20)])).await;
+    pod.drain().await;
+    let releaser = alone(&pod);
+    let by_pod = ReleaseRequest { pod: "pod-1".to_owned(), ..ReleaseRequest::default() };
+    for asked in [of_log(log, true), of_log(log, false), by_pod] {
+        let error = release(&releaser, asked).await.expect_err("it is whole");
+        assert_eq!(error.code, "log_is_whole", "{error}");
+        for part in [&log.0.to_string(), "pod.adopt_after_ms", "--whole"] {
+            assert!(error.message.contains(part), "{part:?} is not in {error}");
+        }
+    }
+    assert_eq!(pod.tables.drained_logs().released(log).await.expect("read"), None);
+    assert_eq!(table.watermark(&s).await.expect("read").next, 0, "nothing was given up");
+    let report =
+        release(&releaser, ReleaseRequest { whole: true, ..of_log(log, false) }).await.expect("given up");
+    assert_eq!(ranges(&report, "given_up"), [range("s", 1, 0, 10)]);
+    committed(&table, &[s], 20).await;
+    // A newer program's is whole as well, whatever it looks like here.
+    let newer = leave(&pod, "pod-1", 40..50).await;
+    let header = root.path().join("_sluice/wal").join(newer.0.to_string()).join("header.json");
+    std::fs::write(&header, r#"{"format":2}"#).expect("written");
+    let error = release(&releaser, of_log(newer, false)).await.expect_err("it is whole");
+    assert!(
+        error.code == "log_is_whole" && error.message.contains("start the pods with that version"),
+        "{error}"
+    );
+    // Once it is released there is nothing to wait for.
+    release(&releaser, of_log(log, false)).await.expect("once more");
+    pod.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_emptied_last_object_costs_its_own_records_alone_and_is_released_without_ado() {
+    let root = TempDir::new().expect("a directory");
+    let pod = Pod::with(root.path(), |config| config.pod = "pod-2".parse().expect("valid"));
+    Tables::identity(&kept(root.path())).await.expect("made");
+    let (table, s) = (pod.create(numbers(), &[]).await, stream("s"));
+    let dead = begin(root.path(), "pod-1").await;
+    for start in [0, 10] {
+        write(&dead, batch(&table, vec![run(&s, 1, start, start + 10)])).await;
+    }
+    let log = dead.log_id();
+    let writer = Pod::on_wal(root.path(), dead, |_| {});
+    writer.tables.open(&name()).await.expect("registered before it wrote");
+    writer.stop().await;
+    let object = root.path().join("_sluice/wal").join(log.0.to_string()).join(format!("{:020}", 2));
+    std::fs::write(&object, "").expect("emptied");
+    pod.offer(&table, batch(&table, vec![run(&s, 1, 20, 30)])).await;
+    let adoptions = adopts(&pod, "pod-2", Duration::ZERO);
+    committed(&table, std::slice::from_ref(&s), 10).await;
+    let damaged = async {
+        while adoptions.damaged().is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, damaged).await.expect("found");
+    assert!(adoptions.damaged()[&log].contains(&format!("{:020}", 2)), "{:?}", adoptions.damaged());
+    let releaser = Releaser { adoptions, ..alone(&pod) };
+    let report = release(&releaser, of_log(log, false)).await.expect("given up");
+    assert_eq!(ranges(&report, "given_up"), [range("s", 1, 10, 20)]);
+    committed(&table, &[s], 30).await;
+    pod.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_there_is_not_is_no_release() {
+    let root = TempDir::new().expect("a directory");
+    let pod = Pod::new(root.path());
+    Tables::identity(&kept(root.path())).await.expect("made");
+    let table = pod.create(numbers(), &[]).await;
+    pod.offer(&table, batch(&table, vec![run(&stream("r"), 2, 5, 6)])).await;
+    pod.drain().await;
+    let asked = |table: &str, stream: &str, log: &str| ReleaseRequest {
+        table: table.to_owned(),
+        stream: stream.to_owned(),
+        log: log.to_owned(),
+        ..ReleaseRequest::default()
+    };
+    let (releaser, known) = (alone(&pod), stream("r"));
+    for (request, code, words) in [
+        (asked("nope", "", ""), "table_not_found", vec!["main.default.nope", "sluice tables"]),
+        (asked("t", "nope#0", ""), "stream_not_found", vec!["nope#0", "main.default.t", known.as_str()]),
+        (asked("", "", "nope"), "invalid_log", vec!["nope", "waits_for_logs", "UUID, such as"]),
+    ] {
+        let error = release(&releaser, request).await.expect_err("there is no such thing");
+        assert_eq!(error.code, code, "{error}");
+        words.iter().for_each(|word| assert!(error.message.contains(word), "{word:?} is not in {error}"));
+    }
+    let report = release(&releaser, asked("t", known.as_str(), "")).await.expect("it waits");
+    assert_eq!(ranges(&report, "given_up"), [range("r", 2, 0, 5)]);
     pod.stop().await;
 }
 

@@ -1,0 +1,105 @@
+//! What is no release: a log that the pool takes over by itself, a table or a stream that there is not.
+//!
+//! *Owns*: when that is so, and what is said of it.
+//! *Does not own*: logs that pods write or take over right now (`release`), taking over (`adopt`).
+
+use sluice_shared::error::{Error, ErrorKind};
+use sluice_shared::ids::{LogId, StreamId, TableName};
+
+use super::ask::Answer;
+use super::{Lost, Named, Releaser, told};
+use crate::wal::WalError;
+
+/// Code of the error that a log will be taken over by itself.
+const LOG_IS_WHOLE: &str = "log_is_whole";
+/// Streams that are proposed to somebody who names one that there is not.
+const PROPOSED_MAX: usize = 5;
+
+impl Releaser {
+    /// That none of the named logs will be taken over by itself; takes out those of a pod that will. A log which a pod has
+    /// found damaged will not, nor one that was released before.
+    pub(super) async fn check_whole(
+        &self,
+        lost: &Lost,
+        named: &mut Named,
+        answers: &[Answer],
+    ) -> Result<(), Error> {
+        let logs: Vec<LogId> = named.keys().copied().collect();
+        for log in logs {
+            if answers.iter().any(|answer| answer.damaged.contains(&log))
+                || self.tables.drained_logs().released(log).await?.is_some()
+            {
+                continue;
+            }
+            let Some(why) = self.why_adopted(log).await? else { continue };
+            if matches!(lost, Lost::Pod(_)) && named.len() > 1 {
+                named.remove(&log);
+                continue;
+            }
+            return Err(Error::invalid(LOG_IS_WHOLE, why));
+        }
+        Ok(())
+    }
+
+    /// Why the pool will have what is in the log without anybody's help, if so.
+    async fn why_adopted(&self, log: LogId) -> Result<Option<String>, Error> {
+        match self.logs.header(log).await {
+            Ok(Some(header)) => Ok(Some(format!(
+                "{} need not be given up: it is in the tables' store, no pod has found damage in it, and the pool takes it over \
+                 by itself once its pod has been gone for pod.adopt_after_ms (without gossip that pod does, when it is started \
+                 again); all of it is committed then. Wait for that; to give up what it has all the same, say --whole \
+                 (whole=true)",
+                told(log, Some(&header.owner))
+            ))),
+            // On a disk, or done with; or nobody can tell what it is.
+            Ok(None) | Err(WalError::CorruptObject { .. }) => Ok(None),
+            Err(error @ WalError::NewerFormat { .. }) => Ok(Some(format!(
+                "log {} need not be given up: a newer Sluice has written it ({error}); start the pods with that version, and \
+                 they take it over; to give up what it has all the same, say --whole (whole=true)",
+                log.0
+            ))),
+            Err(error) => {
+                Err(Error::unavailable("storage", format!("cannot see what log {} is: {error}", log.0)))
+            }
+        }
+    }
+
+    /// That there is the named table, or that a log has something of one of its name that was dropped; and the stream.
+    pub(super) async fn check_known(&self, lost: &Lost) -> Result<(), Error> {
+        let Lost::Nothing(table, stream) = lost else { return Ok(()) };
+        let (answers, _) = self.ask_all(Some(table), false).await;
+        let holdings = || answers.iter().flat_map(|answer| &answer.holdings).filter(|of| of.table == *table);
+        let map = match self.tables.newest(table).await {
+            Ok((_, map)) => Some(map),
+            Err(error) if error.kind == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        if map.is_none() && holdings().all(|of| of.held.is_empty() && of.stranded + of.gone == 0) {
+            let message = format!(
+                "there is no table {table}, and no pod's log has records of one of this name: `sluice tables` lists those \
+                 that there are"
+            );
+            return Err(Error::not_found("table_not_found", message));
+        }
+        let Some(stream) = stream else { return Ok(()) };
+        let held: Vec<&StreamId> = holdings().flat_map(|of| &of.held).map(|held| &held.stream).collect();
+        let has = map.as_ref().is_some_and(|map| map.mark(stream).is_some());
+        if has || held.contains(&stream) {
+            return Ok(());
+        }
+        Err(no_stream(table, stream, &held))
+    }
+}
+
+fn no_stream(table: &TableName, stream: &StreamId, held: &[&StreamId]) -> Error {
+    let mut waiting: Vec<&str> = held.iter().map(|stream| stream.as_str()).collect();
+    waiting.sort_unstable();
+    waiting.dedup();
+    let waiting = match waiting.len() {
+        0 => "nothing of this table waits".to_owned(),
+        1..=PROPOSED_MAX => format!("what waits is of {}", waiting.join(", ")),
+        more => format!("{more} streams wait: `sluice tables {table}` names them"),
+    };
+    let message = format!("table {table} has no stream {stream}, and no pod's log has any of it; {waiting}");
+    Error::not_found("stream_not_found", message)
+}
