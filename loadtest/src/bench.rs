@@ -376,9 +376,12 @@ async fn run_once(options: &Options, feed: &Feed, load: &Load) -> anyhow::Result
     let measured = match load.transport {
         Transport::Quic => {
             let target = Quic::new(load.streams.div_ceil(QUIC_CONNECTIONS))?;
-            measure(&cluster, target, &cert, feed, load).await
+            measure(&cluster, (target, cluster.quic_address()?, &cert), feed, load).await
         }
-        _ => measure(&cluster, WebSocket(Speech::Frames), &cert, feed, load).await,
+        _ => {
+            let address = cluster.url().trim_start_matches("ws://");
+            measure(&cluster, (WebSocket(Speech::Frames), address, &cert), feed, load).await
+        }
     };
     let measured = measured.map_err(|error| anyhow!("{error:#}\n{}", cluster.log_tails()))?;
     let table_dir = cluster.table_dir(TABLE);
@@ -406,8 +409,7 @@ impl CpuTimes {
 
 async fn measure<T: Target>(
     cluster: &Cluster,
-    target: T,
-    certificate: &Path,
+    (target, address, certificate): (T, &str, &Path),
     feed: &Feed,
     load: &Load,
 ) -> anyhow::Result<Run> {
@@ -422,7 +424,7 @@ async fn measure<T: Target>(
     for number in 0..load.streams {
         let stream = StreamTask {
             target: Arc::clone(&target),
-            address: cluster.url().trim_start_matches("ws://").to_owned(),
+            address: address.to_owned(),
             certificate: certificate.to_owned(),
             feed: feed.clone(),
             number,

@@ -303,6 +303,7 @@ pub struct Cluster {
     env: Vec<(String, String)>,
     pod_port: u16,
     gateway_url: String,
+    quic_url: Option<String>,
     gateway: Option<Process>,
     pod: Option<Process>,
 }
@@ -321,6 +322,7 @@ impl Cluster {
             env,
             pod_port: free_port()?,
             gateway_url: String::new(),
+            quic_url: None,
             gateway: None,
             pod: None,
         };
@@ -332,6 +334,15 @@ impl Cluster {
     /// Where producers connect: `ws://host:port`.
     pub fn url(&self) -> &str {
         &self.gateway_url
+    }
+
+    /// Where producers connect over QUIC, `host:port`, where it has a certificate.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn quic_address(&self) -> anyhow::Result<&str> {
+        let url = self.quic_url.as_deref().and_then(|url| url.strip_prefix("quic://"));
+        url.context("the gateway does not listen for QUIC: it needs a certificate")
     }
 
     /// Where a table of the default catalog and schema is kept.
@@ -416,9 +427,12 @@ impl Cluster {
     fn start_gateway(&mut self) -> anyhow::Result<()> {
         let mut command = self.command("gateway");
         command.args(["--listen", "127.0.0.1:0", "--pod", &format!("pod-1=127.0.0.1:{}", self.pod_port)]);
-        let (gateway, line) = Process::start("gateway", command, "listens on ws://", &self.dir)?;
-        let url = line.split_whitespace().find(|word| word.starts_with("ws://"));
-        self.gateway_url = url.with_context(|| format!("no address in {line:?}"))?.to_owned();
+        // The last line of those that say where it listens.
+        let (gateway, _) = Process::start("gateway", command, "admin API", &self.dir)?;
+        let said = gateway.log_tail();
+        let url = |scheme| said.split_whitespace().rfind(|word| word.starts_with(scheme)).map(str::to_owned);
+        self.gateway_url = url("ws://").with_context(|| format!("it says no address\n{said}"))?;
+        self.quic_url = url("quic://");
         self.gateway = Some(gateway);
         Ok(())
     }
