@@ -10,10 +10,10 @@ use std::time::Duration;
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, BooleanArray, Date32Array, Decimal128Array, Float64Array,
     Int8Array, Int64Array, ListArray, MapBuilder, RecordBatch, StringArray, StringBuilder, StructArray,
-    TimestampMicrosecondArray,
+    TimestampMicrosecondArray, new_null_array,
 };
 use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, Field, Int32Type, Int64Type, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, FieldRef, Int32Type, Int64Type, Schema, SchemaRef, TimeUnit};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -165,14 +165,19 @@ fn run(stream: &StreamId, session: u64, start: u64, end: u64) -> Run {
     Run { stream, session, offsets: OffsetRange { start, end }, refused: Vec::new(), requests: None }
 }
 
-/// Rows `n` = offset.
+/// Rows `n` = offset, and nulls in columns that the table has come by.
 fn batch(table: &Table, runs: Vec<Run>) -> Batch {
     let offsets = runs.iter().flat_map(|run| {
         let refused: BTreeSet<u64> = run.refused.iter().map(|refusal| refusal.offset).collect();
         (run.offsets.start..run.offsets.end).filter(move |offset| !refused.contains(offset))
     });
-    let column: Int64Array = offsets.map(|offset| Some(offset as i64)).collect();
-    batch_of(table, runs, vec![Arc::new(column)])
+    let offsets: ArrayRef = Arc::new(offsets.map(|offset| Some(offset as i64)).collect::<Int64Array>());
+    let column = |field: &FieldRef| match field.name().as_str() {
+        "n" => Arc::clone(&offsets),
+        _ => new_null_array(field.data_type(), offsets.len()),
+    };
+    let columns = table.schema().fields().iter().map(column).collect();
+    batch_of(table, runs, columns)
 }
 
 fn batch_of(table: &Table, runs: Vec<Run>, columns: Vec<ArrayRef>) -> Batch {
