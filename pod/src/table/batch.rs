@@ -158,7 +158,8 @@ impl Run {
     fn whole_before(&self, cut: u64) -> u64 {
         let requests = self.requests.as_ref().filter(|_| cut < self.offsets.end);
         let whole = requests.map(|requests| requests.last_before(cut).offset);
-        whole.filter(|whole| *whole > self.offsets.start).unwrap_or(cut)
+        // Those that are known may begin behind the cut.
+        whole.filter(|whole| (self.offsets.start + 1..=cut).contains(whole)).unwrap_or(cut)
     }
 
     /// The last place in it at which a request ends, or before it.
@@ -272,6 +273,8 @@ impl Batch {
             run.refused = refused.split_off(refused.partition_point(|refusal| refusal.offset < cut));
             let mut requests = run.requests.take();
             run.requests = requests.as_mut().map(|requests| Box::new(requests.split_off(cut)));
+            // Where those that are known begin behind the cut, nothing is known before it.
+            let requests = requests.filter(|requests| requests.end().offset <= cut);
             let offsets = OffsetRange { start: run.offsets.start, end: cut };
             if !offsets.is_empty() {
                 first.push(Run { stream: run.stream.clone(), offsets, refused, requests, ..run });
@@ -488,6 +491,40 @@ mod tests {
             rows.expect("one schema"),
             concat_batches(&whole.schema, &whole.chunks).expect("one schema")
         );
+    }
+
+    #[test]
+    fn requests_that_begin_behind_a_cut_take_no_rows_along() {
+        let mut whole = sample(&[10]);
+        let stream = whole.runs[0].stream.clone();
+        let known = RequestSpan::new(Boundary { offset: 8, requests: 3 }, vec![]).expect("fits");
+        let runs = [OffsetRange { start: 0, end: 6 }, OffsetRange { start: 4, end: 8 }].map(|offsets| Run {
+            stream: stream.clone(),
+            session: SessionId(1),
+            requests: Some(Box::new(RequestSpan {
+                start: Boundary { offset: offsets.end, requests: 3 },
+                ..known.clone()
+            })),
+            offsets,
+            refused: Vec::new(),
+        });
+        whole.runs = runs.to_vec();
+        let (mut parts, mut singles) = (vec![whole.clone()], Vec::new());
+        while let Some(part) = parts.pop() {
+            // A half is read back from the log as it was written.
+            assert_eq!(Batch::decode(joined(&part)).expect("own bytes").runs, part.runs);
+            match part.split() {
+                Ok((first, rest)) => parts.extend([rest, first]),
+                Err(single) => singles.push(*single),
+            }
+        }
+        let offsets: Vec<_> = singles.iter().map(|single| single.runs[0].offsets.start).collect();
+        assert_eq!(offsets, [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]);
+        let rows: Vec<_> = singles.iter().flat_map(|single| single.chunks.clone()).collect();
+        let rows = concat_batches(&whole.schema, &rows).expect("one schema");
+        assert_eq!(rows, concat_batches(&whole.schema, &whole.chunks).expect("one schema"));
+        let ends = singles.iter().filter_map(|single| single.runs[0].boundary());
+        assert_eq!(ends.map(|end| end.offset).collect::<Vec<_>>(), [6, 8]);
     }
 
     #[test]
