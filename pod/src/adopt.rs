@@ -179,8 +179,8 @@ impl Adopter {
         match error {
             WalError::CorruptObject { .. } => {
                 known.damaged.insert(log, error.to_string());
-                tracing::error!(%pod, log = %log.0, error = cause, "a log is taken over up to its damage alone: what is before \
-                    that gets into its tables; restore the object, or give up what is from there on: sluice release --log");
+                tracing::error!(%pod, log = %log.0, error = cause, "a log is taken over up to a damaged object alone, and \
+                    not at all where one is missing; restore the object, or give up what is from there on: sluice release --log");
             }
             WalError::NewerFormat { .. } => {
                 tracing::error!(%pod, log = %log.0, error = cause, "a newer Sluice has written a \

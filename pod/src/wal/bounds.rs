@@ -116,11 +116,19 @@ impl Slot {
         Some(Self { turn, bounds: Bounds { oldest: segment(8), reached } })
     }
 
-    /// The slot of a file that counts; and whether one is damaged, which may be the one that counts.
+    /// The slot of a file that counts; and whether one is damaged, which may be the one that counts. From the second turn on
+    /// both have been written.
     pub(super) fn newest(file: &[u8]) -> (Option<Self>, bool) {
-        let slots = || file.chunks(SLOT).map(|slot| (Self::decode(slot), slot));
-        let is_damaged = slots().any(|(read, slot)| read.is_none() && slot.iter().any(|byte| *byte != 0));
-        (slots().filter_map(|(read, _)| read).max_by_key(|slot| slot.turn), is_damaged)
+        let slots = [0, SLOT].map(|at| {
+            let slot = file.get(at..file.len().min(at + SLOT)).unwrap_or_default();
+            (Self::decode(slot), slot)
+        });
+        let newest = slots.iter().filter_map(|(read, _)| *read).max_by_key(|slot| slot.turn);
+        let both_written = newest.is_some_and(|slot| slot.turn > 1);
+        let is_damaged = slots
+            .iter()
+            .any(|(read, slot)| read.is_none() && (both_written || slot.iter().any(|byte| *byte != 0)));
+        (newest, is_damaged)
     }
 }
 
@@ -152,6 +160,13 @@ mod tests {
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Slot::newest(&damaged), (Some(some(7)), true), "bit {bit}");
         }
+        for half in [0, SLOT] {
+            let mut damaged = whole.clone();
+            damaged[half..half + SLOT].fill(0);
+            assert!(Slot::newest(&damaged).1, "both were written");
+        }
+        assert!(Slot::newest(&whole[..SLOT]).1, "a half is cut off");
+        assert_eq!(Slot::newest(&file([&[], &some(1).encode()])), (Some(some(1)), false), "written once");
         assert_eq!(Slot::newest(&[]), (None, false));
         assert_eq!(Slot::newest(&file([&[], &[]])), (None, false), "made, and not written yet");
     }
@@ -160,7 +175,7 @@ mod tests {
     fn a_slot_of_an_older_program_says_nothing_of_the_end() {
         let mut bounds = Bounds::default();
         bounds.release(Some(7));
-        let older = file([&[], &some(5).encode()[..20]]);
+        let older = file([&some(4).encode()[..20], &some(5).encode()[..20]]);
         assert_eq!(Slot::newest(&older), (Some(Slot { turn: 5, bounds }), false));
         let none = Slot { turn: 1, bounds: Bounds::default() };
         assert_eq!(Slot::newest(&file([&[], &none.encode()])), (Some(none), false));

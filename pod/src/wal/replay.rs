@@ -153,11 +153,21 @@ fn bounds(
     listing: &Listing,
     known: Result<Bounds, &'static str>,
 ) -> Result<Bounds, WalError> {
+    let path = disk.bounds_path();
     let reason = match known {
-        Ok(bounds) => return Ok(bounds),
+        Ok(bounds) => {
+            if let Some(reached) = bounds.reached.filter(|reached| reached.epoch > identity.epoch) {
+                let (newest, known) = (identity.epoch.0, reached.epoch.0);
+                let reason = format!(
+                    "it is of epoch {newest}, but {} is of epoch {known}: it is an old copy",
+                    path.display()
+                );
+                return Err(WalError::Identity { file: disk.identity_path(), reason });
+            }
+            return Ok(bounds);
+        }
         Err(reason) => reason,
     };
-    let path = disk.bounds_path();
     if !identity.bounded {
         // Older programs left none, or went on without. A new log has none yet.
         if identity.epoch > Epoch(0) {
@@ -333,11 +343,25 @@ impl<'a> Scan<'a> {
                 durable: true,
             }));
         }
-        match self.kind(&header)? {
+        let kind = self.kind(&header)?;
+        if header.epoch != self.identity.epoch && self.is_of_newest(number) {
+            let (found, newest) = (header.epoch.0, self.identity.epoch.0);
+            let reason = format!(
+                "the header is of epoch {found}, but epoch {newest} has made this segment: it is an old copy"
+            );
+            let position = WalPosition { segment: number, offset: 0 };
+            return Ok(Some(Break { position, reason, durable: true }));
+        }
+        match kind {
             Kind::Leftover => Ok(None),
             Kind::Older(end) => Ok(self.groups(&header, end, true)),
             Kind::Newest => Ok(self.groups(&header, None, false)),
         }
+    }
+
+    /// Whether it is known that the newest life has made this segment.
+    fn is_of_newest(&self, number: u64) -> bool {
+        self.reached.is_some_and(|reached| (self.identity.first_segment..=reached.newest).contains(&number))
     }
 
     /// A segment has a whole header before it has its number, and the rewriting of the header cannot tear it. Of one that

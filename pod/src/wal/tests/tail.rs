@@ -3,6 +3,8 @@
 //! *Owns*: what of it a start refuses, what it only warns of, and that no crash is taken for damage.
 //! *Does not own*: the other faults (`tests.rs`).
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 /// What happens to a log's files.
@@ -156,6 +158,53 @@ async fn a_segment_that_lost_its_header_or_its_length_is_damaged_and_not_torn() 
     let ahead = copy(dir.path());
     change(&segment_path(ahead.path(), last + 1), |bytes| bytes.truncate(2 * BLOCK));
     assert!(open(config(ahead.path())).expect("all is there").1 == entries);
+}
+
+/// Parts of an older copy of the log put in the place of the newer ones.
+#[tokio::test]
+async fn old_copies_of_segments_or_of_the_identity_are_refused() {
+    let dir = TempDir::new().expect("temporary directory");
+    let (mut entries, _) = written(&config(dir.path()), 5, 5_000).await;
+    let old = copy(dir.path());
+    let (wal, found) = open(config(dir.path())).expect("opens");
+    assert!(found == entries);
+    let mut positions = Vec::new();
+    for n in 0..40 {
+        let entry = payload(100 + n, 5_000);
+        positions.push(put(&wal, entry.clone()).await.position());
+        entries.push(entry);
+    }
+    wal.close().await;
+    let both = |number: &u64| segment_path(old.path(), *number).exists();
+    let reverted: Vec<u64> = positions
+        .iter()
+        .map(|position| position.segment)
+        .filter(both)
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    assert!(!reverted.is_empty(), "the first life made a segment ahead whose number the second one took");
+    for number in reverted {
+        let from = segment_path(old.path(), number);
+        let whole = |dir: &Path| std::fs::copy(&from, segment_path(dir, number)).map(|_| ()).expect("copied");
+        let header = |dir: &Path| {
+            let block = std::fs::read(&from).expect("there");
+            change(&segment_path(dir, number), |bytes| bytes[..BLOCK].copy_from_slice(&block[..BLOCK]));
+        };
+        let kept = 5 + positions.iter().filter(|position| position.segment < number).count();
+        for damage in [&whole as Damage<'_>, &header] {
+            check_refused(dir.path(), damage, &entries[..kept], "it is an old copy").await;
+        }
+    }
+    let damaged = copy(dir.path());
+    std::fs::copy(old.path().join("identity"), damaged.path().join("identity")).expect("copied");
+    let error = open(config(damaged.path())).map(|_| ()).expect_err("an old copy");
+    assert!(error.to_string().contains("it is an old copy"), "{error}");
+    // Only what the newer life has told is newer.
+    let damaged = copy(old.path());
+    std::fs::copy(dir.path().join("oldest"), damaged.path().join("oldest")).expect("copied");
+    let error = open(config(damaged.path())).map(|_| ()).expect_err("an old copy");
+    assert!(error.to_string().contains("oldest is of epoch 2: it is an old copy"), "{error}");
 }
 
 #[tokio::test]
