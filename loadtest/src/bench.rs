@@ -93,6 +93,18 @@ pub struct Row {
     aimed_rate: Option<f64>,
 }
 
+const SINGLE: Row = Row {
+    key: 'c',
+    title: "1,000 streams, one JSON record a frame, at most 64 without an ack",
+    shape: Shape::ServiceEvent,
+    transport: Transport::WebSocketFrames,
+    encoding: Encoding::Json,
+    frame_rows: 1,
+    streams: 1000,
+    pace: Pace::UnderWay(64),
+    aimed_rate: None,
+};
+
 /// The rows.
 pub const ROWS: [Row; 5] = [
     Row {
@@ -118,38 +130,13 @@ pub const ROWS: [Row; 5] = [
         pace: Pace::Full,
         aimed_rate: Some(100_000.0),
     },
-    Row {
-        key: 'c',
-        title: "1,000 streams, one JSON record a frame, at most 64 without an ack",
-        shape: Shape::ServiceEvent,
-        transport: Transport::WebSocketFrames,
-        encoding: Encoding::Json,
-        frame_rows: 1,
-        streams: 1000,
-        pace: Pace::UnderWay(64),
-        aimed_rate: None,
-    },
-    Row {
-        key: 'q',
-        title: "as (c), over QUIC, on ten connections",
-        shape: Shape::ServiceEvent,
-        transport: Transport::Quic,
-        encoding: Encoding::Json,
-        frame_rows: 1,
-        streams: 1000,
-        pace: Pace::UnderWay(64),
-        aimed_rate: None,
-    },
+    SINGLE,
+    Row { key: 'q', title: "as (c), over QUIC, on ten connections", transport: Transport::Quic, ..SINGLE },
     Row {
         key: 'd',
         title: "1,000 streams, one JSON record a frame, each waits for its ack",
-        shape: Shape::ServiceEvent,
-        transport: Transport::WebSocketFrames,
-        encoding: Encoding::Json,
-        frame_rows: 1,
-        streams: 1000,
         pace: Pace::UnderWay(1),
-        aimed_rate: None,
+        ..SINGLE
     },
 ];
 

@@ -208,9 +208,11 @@ impl Disk {
         let write = || -> io::Result<()> {
             self.faults.hit(Point::WalMark, WalPosition { segment: 0, offset: 0 })?;
             let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path)?;
-            let is_new = file.metadata()?.len() < 2 * SLOT as u64;
+            // Of one that was cut the rest stays: it may be what counts, and a half of zeros is damage later on.
+            let length = file.metadata()?.len();
+            let is_new = length < 2 * SLOT as u64;
             if is_new {
-                file.write_all_at(&[0; 2 * SLOT], 0)?;
+                file.write_all_at(&[0; 2 * SLOT][usize::try_from(length).unwrap_or(0)..], length)?;
             }
             file.write_all_at(&next.encode(), next.turn % 2 * SLOT as u64)?;
             file.sync_data()?;

@@ -207,6 +207,25 @@ async fn old_copies_of_segments_or_of_the_identity_are_refused() {
     assert!(error.to_string().contains("oldest is of epoch 2: it is an old copy"), "{error}");
 }
 
+/// Also where the process ends right behind the first thing that it has said.
+#[tokio::test]
+async fn a_file_that_was_cut_is_whole_once_it_is_written() {
+    let dir = TempDir::new().expect("temporary directory");
+    written(&config(dir.path()), 5, 5_000).await;
+    for length in (0..1024).step_by(64) {
+        let damaged = copy(dir.path());
+        let oldest = damaged.path().join("oldest");
+        change(&oldest, |bytes| bytes.truncate(length));
+        let disk = Disk::open(damaged.path(), false).expect("opens");
+        // Whatever it says: the loss is accepted.
+        let _ = disk.read_bounds().expect("readable");
+        disk.change_bounds(|bounds| bounds.oldest = Some(0)).expect("writable");
+        let (newest, is_damaged) =
+            super::super::bounds::Slot::newest(&std::fs::read(&oldest).expect("there"));
+        assert_eq!((newest.expect("a slot").bounds.oldest, is_damaged), (Some(0), false), "cut to {length}");
+    }
+}
+
 #[tokio::test]
 async fn what_was_said_to_be_durable_is_missed_though_nothing_of_it_is_left() {
     let dir = TempDir::new().expect("temporary directory");
