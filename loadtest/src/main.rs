@@ -300,6 +300,8 @@ fn main() -> ExitCode {
         Command::Sim { what: Simulated::Cluster(args) } => sim_cluster(args),
         _ => tokio::runtime::Builder::new_multi_thread()
             .enable_all()
+            // As the service's own: the rig is not to be what answers wait for.
+            .on_thread_start(sluice_pod::threads::hand_on)
             .build()
             .context("cannot start threads")
             .and_then(|runtime| runtime.block_on(run(cli))),

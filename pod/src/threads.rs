@@ -36,7 +36,8 @@ impl Crew {
     }
 }
 
-/// The longest slice that the kernel knows.
+/// The shortest slice that the kernel knows, and the longest.
+const SHORT_SLICE_NS: u64 = 100_000;
 const LONG_SLICE_NS: u64 = 100_000_000;
 /// How much nicer than the rest of the pod: of a core that both want it gets about a quarter.
 const NICER_BY: i32 = 5;
@@ -52,25 +53,40 @@ pub fn ask_for_real_time() -> bool {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
+/// For threads that hand on what is waited for: one that wakes takes the core at once from an ordinary thread, whatever that does
+/// (short slices, Linux 6.12), in place of waiting for a slice of some milliseconds to end. It gets no more of the core.
+pub fn hand_on() {
+    ask(|attributes| {
+        attributes.sched_policy = libc::SCHED_OTHER.unsigned_abs();
+        attributes.sched_runtime = SHORT_SLICE_NS;
+    });
+}
+
 /// For long computations: a thread that wakes takes the core from this one at once (batch policy, and the long slice of
 /// Linux 6.12), in place of waiting for its slice to end; and where there is not enough for all, records are acked first and
 /// committed later, until the pod's memory for what is not committed is used up. Asks once a thread.
-#[allow(unsafe_code, reason = "there is no safe wrapper for sched_setattr among our dependencies")]
 pub fn give_way() {
     thread_local! { static ASKED: Cell<bool> = const { Cell::new(false) } }
     if ASKED.replace(true) {
         return;
     }
+    ask(|attributes| {
+        attributes.sched_policy = libc::SCHED_BATCH.unsigned_abs();
+        attributes.sched_nice = (attributes.sched_nice + NICER_BY).min(NICEST);
+        attributes.sched_runtime = LONG_SLICE_NS;
+    });
+}
+
+/// Asks for what `set` makes of the thread's niceness. A kernel that does not know slices ignores them.
+#[allow(unsafe_code, reason = "there is no safe wrapper for sched_setattr among our dependencies")]
+fn ask(set: impl FnOnce(&mut libc::sched_attr)) {
     // SAFETY: zeros are valid in all fields.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
     attributes.size = u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0);
-    attributes.sched_policy = libc::SCHED_BATCH.unsigned_abs();
     // SAFETY: takes and gives plain numbers; 0 is the calling thread.
-    let niceness = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
-    attributes.sched_nice = (niceness + NICER_BY).min(NICEST);
-    attributes.sched_runtime = LONG_SLICE_NS;
-    // SAFETY: 0 is the calling thread, and the attributes live through the call, which only reads them. A kernel that
-    // does not know slices ignores them.
+    attributes.sched_nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    set(&mut attributes);
+    // SAFETY: 0 is the calling thread, and the attributes live through the call, which only reads them.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 

@@ -23,6 +23,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use sluice_pod::threads::hand_on;
 
 /// Streams of records into Delta Lake tables: durable in milliseconds, in the table a second later, exactly once.
 #[derive(Parser)]
@@ -69,7 +70,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(hand_on).build();
+    let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
             print::note(format_args!("error: cannot start threads: {error}"));
