@@ -25,6 +25,7 @@ pub(super) mod fuzzing;
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -258,6 +259,7 @@ impl Shared {
             direct_io: false,
             real_time: false,
             outstanding,
+            entry_bytes: self.groups.entry_bytes.load(Ordering::Relaxed),
         }
     }
 

@@ -5,6 +5,7 @@
 //! Keeps P7: bytes of groups that are not trimmed are counted here.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -21,6 +22,8 @@ pub(crate) struct Groups {
     /// Whether the log was taken over from its writer.
     adopted: bool,
     live: Mutex<BTreeMap<u64, Live>>,
+    /// Of entries that are not released.
+    pub(crate) entry_bytes: AtomicU64,
     /// Told when a group has no entry any more that is needed.
     pub(super) released: Notify,
 }
@@ -33,7 +36,13 @@ struct Live {
 
 impl Groups {
     pub(super) fn new(folder: Folder, adopted: bool) -> Self {
-        Self { folder, adopted, live: Mutex::default(), released: Notify::new() }
+        Self {
+            folder,
+            adopted,
+            live: Mutex::default(),
+            entry_bytes: AtomicU64::new(0),
+            released: Notify::new(),
+        }
     }
 
     fn live(&self) -> MutexGuard<'_, BTreeMap<u64, Live>> {
