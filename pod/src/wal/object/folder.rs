@@ -27,7 +27,7 @@ use sluice_shared::ids::{LogId, PodId};
 use sluice_shared::lifecycle::now_us;
 
 use super::super::WalError;
-use super::form::{self, SEAL_BYTES};
+use super::form::{self, Kind, Object, SEAL_BYTES};
 
 /// Where logs are kept.
 #[derive(Debug, Clone)]
@@ -105,6 +105,21 @@ impl LogStore {
             return Err(corrupt(&folder.header_path(), reason));
         }
         Ok(header)
+    }
+
+    /// Whose a log is by its first group that can be read: what there is to go by where its header is missing or damaged.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn writer(&self, log: LogId) -> Result<Option<PodId>, WalError> {
+        let folder = self.folder(log);
+        for number in folder.numbers().await?.into_keys() {
+            let Some(bytes) = folder.object(number).await? else { continue };
+            if let Ok(Object { writer, kind: Kind::Group { .. }, .. }) = form::decode(&bytes, log, number) {
+                return Ok(Some(writer));
+            }
+        }
+        Ok(None)
     }
 
     pub(super) fn folder(&self, log: LogId) -> Folder {
