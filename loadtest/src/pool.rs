@@ -202,6 +202,22 @@ impl Pool {
         self.dir.join("data/tables/main/default").join(table)
     }
 
+    /// The logs in the tables' store that are not done with, by their ids.
+    ///
+    /// # Errors
+    /// Their folder cannot be read.
+    pub fn object_logs(&self) -> anyhow::Result<Vec<String>> {
+        let folder = self.dir.join("data/tables/_sluice/wal");
+        let mut logs = Vec::new();
+        for log in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let log = log?;
+            if log.path().join("header.json").exists() {
+                logs.push(log.file_name().to_string_lossy().into_owned());
+            }
+        }
+        Ok(logs)
+    }
+
     /// Where the producers of a table keep their notes (`history`).
     pub fn history_dir(&self, table: &str) -> PathBuf {
         self.dir.join("history").join(table)

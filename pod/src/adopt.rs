@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sluice_shared::error::Error;
+use sluice_shared::fault::{self, Point};
 use sluice_shared::ids::{LogId, PodId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::membership::Membership;
@@ -258,7 +259,9 @@ impl Adopter {
             return Ok(());
         }
         let reading = reads.acquire().await;
+        die_at(Point::AdoptBefore);
         let Some(mut sealed) = SealedLog::seal(&self.logs, log, &self.pod).await? else { return Ok(()) };
+        die_at(Point::AdoptSealed);
         tracing::info!(pod = %self.pod, log = %log.0, %owner, "taking over the log of a pod that is gone");
         let (mut batches, mut records) = (0u64, 0u64);
         while let Some(entries) = sealed.next_group().await? {
@@ -275,7 +278,9 @@ impl Adopter {
         }
         drop(reading);
         sealed.released().await;
+        die_at(Point::AdoptAfter);
         self.note(log).await;
+        die_at(Point::AdoptNoted);
         sealed.delete().await?;
         tracing::info!(pod = %self.pod, log = %log.0, %owner, batches, records, "took over a log: all of it is committed");
         Ok(())
@@ -300,6 +305,11 @@ impl Adopter {
             tokio::time::sleep(TRY_AGAIN / 10).await;
         }
     }
+}
+
+/// What fails has its points in the store: here a process ends, or nothing happens.
+fn die_at(point: Point) {
+    let _ = fault::hit(point);
 }
 
 /// Logs stand in the ring as tables do: any name that is the log's alone.

@@ -32,6 +32,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
+use sluice_shared::fault::{self, Point};
 use sluice_shared::ids::{LogId, PodId, WalPosition};
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::{Notify, Semaphore, watch};
@@ -546,6 +547,7 @@ async fn store(shared: Arc<Shared>, number: u64, bytes: Bytes, nonce: Uuid) -> R
     let folder = &shared.groups.folder;
     let (mut pause, mut failed) = (PAUSE_MIN, None);
     loop {
+        die_at(Point::LogPutBefore);
         let error = match put(&shared, number, &bytes, nonce).await {
             // It is there, and a power loss may take it away: no second flush can tell.
             Ok(Stored::Before) if failed.is_some() && folder.is_directory() => {
@@ -562,7 +564,13 @@ async fn store(shared: Arc<Shared>, number: u64, bytes: Bytes, nonce: Uuid) -> R
         pause = (pause * 2).min(PAUSE_MAX);
     }
     shared.failing(false);
+    die_at(Point::LogPutAfter);
     Ok(())
+}
+
+/// Errors of the store have points of their own (`table/faulty.rs`): here a process ends, or nothing happens.
+fn die_at(point: Point) {
+    let _ = fault::hit(point);
 }
 
 fn warn_of(error: &WalError, what: &str) {

@@ -9,11 +9,13 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use sluice_shared::fault::Point;
 use sluice_shared::ids::WalPosition;
 use tokio::sync::Notify;
 
 use super::super::WalError;
 use super::super::segment::{ENTRY_HEADER, entry_is_whole};
+use super::die_at;
 use super::folder::Folder;
 
 /// Groups that may still be needed.
@@ -124,10 +126,12 @@ impl Groups {
         let numbers = self.trimmable();
         let Some(last) = numbers.last() else { return Ok(false) };
         self.folder.put_first(last + 1).await?;
+        die_at(Point::TrimBefore);
         for number in numbers {
             self.folder.delete(number).await?;
             self.live().remove(&number);
         }
+        die_at(Point::TrimAfter);
         Ok(true)
     }
 
