@@ -329,9 +329,11 @@ impl Shared {
     /// Deletes what is left of a log of which nothing is needed, and which is closed. Nothing stays of it.
     pub(super) async fn delete(&self) -> Result<(), WalError> {
         let folder = &self.groups.folder;
-        let (numbers, next) = (folder.numbers().await?, self.lock().next);
+        let (listed, next) = (folder.numbers().await?, self.lock().next);
         folder.put_first(next).await?;
-        for number in numbers.into_keys() {
+        let mut numbers = self.groups.numbers();
+        numbers.extend(listed.into_keys());
+        for number in numbers {
             folder.delete(number).await?;
         }
         folder.delete_head().await

@@ -99,14 +99,24 @@ impl LogStore {
     pub async fn header(&self, log: LogId) -> Result<Option<LogHeader>, WalError> {
         let folder = self.folder(log);
         let header = folder.header().await?;
-        // The header goes last, when all that had records has gone.
-        if header.is_none()
-            && let Some((number, _)) = folder.numbers().await?.iter().find(|(_, bytes)| **bytes > SEAL_BYTES)
-        {
-            let reason = format!("it is missing, though {} is there: restore it", folder.name_of(*number));
-            return Err(corrupt(&folder.header_path(), reason));
+        if header.is_some() {
+            return Ok(header);
         }
-        Ok(header)
+        // The header goes last, when all that had records has gone.
+        let numbers = folder.numbers().await?;
+        let Some((number, _)) = numbers.iter().find(|(_, bytes)| **bytes > SEAL_BYTES) else {
+            return Ok(None);
+        };
+        for seal in numbers.range(..number).map(|(seal, _)| *seal) {
+            let bytes = folder.object(seal).await?;
+            let object = bytes.and_then(|bytes| form::decode(&bytes, log, seal).ok());
+            if object.is_some_and(|object| object.kind == Kind::Seal) {
+                // A writer that was stopped meanwhile has put it on its way to the seal, and told of nothing.
+                return Ok(None);
+            }
+        }
+        let reason = format!("it is missing, though {} is there: restore it", folder.name_of(*number));
+        Err(corrupt(&folder.header_path(), reason))
     }
 
     /// Whose a log is by its first group that can be read: what there is to go by where its header is missing or damaged.

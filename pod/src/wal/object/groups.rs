@@ -4,7 +4,7 @@
 //! *Does not own*: when an entry is released (`table`), names and calls (`folder.rs`).
 //! Keeps P7: bytes of groups that are not trimmed are counted here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -112,6 +112,11 @@ impl Groups {
     /// The first group that is not trimmed.
     pub(super) fn first(&self) -> Option<u64> {
         self.live().keys().next().copied()
+    }
+
+    /// All groups that are not trimmed, as far as a list that is behind says nothing of them.
+    pub(super) fn numbers(&self) -> BTreeSet<u64> {
+        self.live().keys().copied().collect()
     }
 
     /// The groups that can be trimmed, oldest first: what is before any that is still needed.

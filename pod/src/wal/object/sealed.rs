@@ -171,8 +171,9 @@ impl SealedLog {
         let folder = &self.groups.folder;
         // Whoever else reads it finds out by this that what is missing has been there.
         folder.put_first(self.end).await?;
-        let numbers = folder.numbers().await?;
-        for number in numbers.into_keys().filter(|number| *number != self.end) {
+        let mut numbers = self.groups.numbers();
+        numbers.extend(folder.numbers().await?.into_keys());
+        for number in numbers.into_iter().filter(|number| *number != self.end) {
             folder.delete(number).await?;
         }
         folder.delete_head().await

@@ -22,6 +22,8 @@ enum Call {
     Put,
     Get,
     Delete,
+    /// With a fault nothing is listed: it is behind.
+    List,
 }
 
 /// What goes wrong with it.
@@ -120,7 +122,10 @@ impl ObjectStore for Faulty {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
-        self.store.list(prefix)
+        match self.fault(Call::List, &Path::default()) {
+            Some(_) => futures_util::stream::empty().boxed(),
+            None => self.store.list(prefix),
+        }
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> StoreResult<ListResult> {
@@ -444,6 +449,39 @@ async fn all_of_a_drained_log_is_deleted() {
     assert_eq!(rig.names(&wal).await, [""; 0]);
     assert!(rig.seal(&wal).await.is_none());
     assert_eq!(rig.logs.list().await.expect("listed"), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_is_behind_leaves_no_records_without_a_header() {
+    let rig = Rig::new(Faulty::default());
+    let (drained, adopted) = (rig.begin().await, rig.begin().await);
+    let kept = [put(&drained, 0..3).await, put(&adopted, 0..3).await];
+    let mut sealed = rig.seal(&adopted).await.expect("there");
+    read(&mut sealed).await;
+    rig.store.plan(|call, _| (call == Call::List).then_some(Fault::Refused));
+    drained.close_for_good().await.expect("deleted");
+    sealed.delete().await.expect("deleted");
+    assert_eq!(rig.names(&drained).await, [""; 0]);
+    assert_eq!(rig.names(&adopted).await, [format!("{:020}", 4)]);
+    drop(kept);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_stopped_writer_puts_behind_the_seal_when_all_is_done_is_no_damage() {
+    let rig = Rig::new(Faulty::default());
+    let wal = rig.begin().await;
+    drop(put(&wal, 0..3).await);
+    let late = rig.store.store.get_opts(&rig.path(&wal, 3), GetOptions::default()).await.expect("there");
+    let late = late.bytes().await.expect("read");
+    let mut sealed = rig.seal(&wal).await.expect("there");
+    read(&mut sealed).await;
+    sealed.delete().await.expect("deleted");
+    rig.logs.folder(wal.log_id()).put_new(6, late.clone()).await.expect("put");
+    assert_eq!(rig.logs.header(wal.log_id()).await.expect("done with"), None);
+    // One before the seal was told of, and must not be without a header.
+    rig.logs.folder(wal.log_id()).put_new(3, late).await.expect("put");
+    let missed = rig.logs.header(wal.log_id()).await.expect_err("records without a header").to_string();
+    assert!(missed.contains("header.json"), "{missed}");
 }
 
 #[tokio::test(start_paused = true)]
