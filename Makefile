@@ -84,19 +84,23 @@ bench:
 		python3 deploy/conformance/zerobus_rust_rate.py target/release/sluice || missed=1; exit $$missed
 
 # Everything that can happen to a pool, for SECONDS, by the schedule of SEED (a random one where there is none): 60 s of it
-# are in `make test`. Fails where a promise is broken.
+# are in `make test`. With LOG=object logs are objects beside the tables. Fails where a promise is broken.
 SECONDS ?= 60
 chaos: $(READY)
 	cargo build --workspace --bins
-	target/debug/loadtest chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	target/debug/loadtest chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(LOG),--log $(LOG))
 
 # The same with many seeds and an optimised build that has fault points: its target is its own, for nothing of that may get
-# into a release; and 10,000 worlds of the simulation. By default an hour and a half. What breaks a promise is kept.
+# into a release; OBJECT_RUNS more with logs in the tables' store; and 10,000 worlds of the simulation. By default an hour and
+# three quarters. What breaks a promise is kept.
 RUNS ?= 60
+OBJECT_RUNS ?= 12
 soak: $(READY)
 	CARGO_TARGET_DIR=target/soak cargo build --release --workspace --bins --features sluice/faults
 	@missed=0; target/soak/release/loadtest chaos --seconds $(SECONDS) --runs $(RUNS) --seed $(or $(SEED),1) \
 		--streams 28 --rows 64 --dir target/soak/broken || missed=1; \
+		target/soak/release/loadtest chaos --log object --seconds $(SECONDS) --runs $(OBJECT_RUNS) --seed $(or $(SEED),1) \
+		--streams 28 --rows 64 --dir target/soak/broken-object || missed=1; \
 		target/soak/release/loadtest sim cluster --seeds 1..10000 || missed=1; exit $$missed
 
 # Where streams go, in a pool that is simulated with the service's own rules, also with 2,000 pods; some minutes.

@@ -441,6 +441,7 @@ fn with_status(id: &PodId, pod: &PodMember, status: Option<PodStatus>) -> Value 
             "log_entries": status.log_entries,
             "deadline_ms": status.deadline_ms,
             "log": status.log_place,
+            "former_logs": status.former_logs,
         });
     }
     shown["phase"] = status.phase.into();

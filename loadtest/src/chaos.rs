@@ -52,6 +52,8 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(90);
 const EXIT_LOG_FAILED: i32 = 74;
 /// And one whose log holds what is in no table at the end of its drain.
 const EXIT_UNDRAINED: i32 = 69;
+/// One whose log was taken over ends with it.
+const EXIT_FENCED: i32 = 75;
 /// A pod that is to drain before it has started ends with it.
 const EXIT_INTERRUPTED: i32 = 130;
 /// The pod whose log is written through the page cache.
@@ -66,6 +68,13 @@ const ENV: [(&str, &str); 6] = [
     ("SLUICE_POD__FLUSH_INTERVAL_MS", "300"),
     ("SLUICE_POD__CHECKPOINT_INTERVAL", "20"),
     ("SLUICE_POD__DRAIN_TIMEOUT_MS", "5000"),
+];
+
+/// The same where its log is in the tables' store: who is gone for long is not waited for.
+const OBJECT_ENV: [(&str, &str); 3] = [
+    ("SLUICE_POD__LOG", "object"),
+    ("SLUICE_POD__LOG_GROUP_BYTES", "512KiB"),
+    ("SLUICE_POD__ADOPT_AFTER_MS", "1000"),
 ];
 
 /// How hard it is.
@@ -89,7 +98,8 @@ pub struct Scenario {
     pub rows_max: usize,
     /// Python with `deltalake`, where there is one.
     pub python: Option<PathBuf>,
-    /// Pods keep their logs in the tables' store: each start takes that of the life before over.
+    /// Pods keep their logs in the tables' store: each start takes that of the life before over, others that of a pod that
+    /// is gone for long.
     pub object_log: bool,
 }
 
@@ -103,7 +113,8 @@ impl Scenario {
     }
 
     fn world(&self) -> World {
-        World { pods: self.pods, gateways: self.gateways, kinds: self.kinds }
+        let Self { pods, gateways, kinds, object_log, .. } = *self;
+        World { pods, gateways, kinds, object_log }
     }
 
     /// What happens, in words.
@@ -144,10 +155,10 @@ pub async fn run(
 ) -> anyhow::Result<Outcome> {
     let steps = scenario.schedule();
     steps.iter().for_each(|step| say(&step.to_string()));
-    let mut figures = Figures::default();
+    let mut figures = Figures { deaths: scenario.world().deaths(), ..Figures::default() };
     let volume = mount(dir, scenario, &mut figures);
-    let log = [("SLUICE_POD__LOG", "object"), ("SLUICE_POD__LOG_GROUP_BYTES", "512KiB")];
-    let env = if scenario.object_log { [ENV.as_slice(), log.as_slice()].concat() } else { ENV.to_vec() };
+    let of_log: &[_] = if scenario.object_log { &OBJECT_ENV } else { &[] };
+    let env = [ENV.as_slice(), of_log].concat();
     let options = Options {
         env: &env,
         faults: true,
@@ -290,7 +301,22 @@ impl<'a> Run<'a> {
             }
             ensure!(since.elapsed() < 2 * FINISH_TIMEOUT, "producers have not ended in time");
         }
+        self.until_taken_over().await?;
         Ok(told)
+    }
+
+    /// Of logs in the tables' store those of the pods that run alone are left, once all others are committed.
+    async fn until_taken_over(&mut self) -> anyhow::Result<()> {
+        let asked = Instant::now();
+        while self.scenario.object_log {
+            let logs = self.pool.object_logs()?;
+            if logs.len() == self.scenario.pods {
+                break;
+            }
+            ensure!(asked.elapsed() < FINISH_TIMEOUT, "not all logs were taken over: {logs:?}");
+            self.tick().await?;
+        }
+        Ok(())
     }
 
     fn start_producers(&self, scope: &TaskScope, stop: &Arc<AtomicBool>) -> mpsc::Receiver<Told> {
@@ -362,6 +388,8 @@ impl<'a> Run<'a> {
             self.figures.drains += 1;
         } else if was_draining && !was_ready && status.code() == Some(EXIT_INTERRUPTED) {
             self.figures.count("start interrupted");
+        } else if self.scenario.object_log && status.code() == Some(EXIT_FENCED) {
+            self.figures.count("pods fenced");
         } else if may_fail && status.code() == Some(EXIT_LOG_FAILED) {
             self.figures.count("log failed");
         } else if may_fail && !was_ready {
@@ -464,8 +492,8 @@ impl<'a> Run<'a> {
     fn die(&mut self, member: Member, point: Point, left: usize) -> anyhow::Result<()> {
         self.pool.faults(&member).arm(point, &Action::once(Then::Kill))?;
         let mut wait = DEATH_WAIT;
-        if point == Point::WalReplay {
-            // Only a start replays, and it comes after a while.
+        if is_of_starts(point) {
+            // It comes after a while.
             self.kill(&member)?;
             wait *= 2;
         }
@@ -501,6 +529,12 @@ impl<'a> Run<'a> {
                 Ok(())
             }
             Act::Kill(member) => self.kill(member).map(|_| ()),
+            Act::Away(member, lasts) => {
+                self.kill(member)?;
+                self.later.retain(|(_, later)| !matches!(later, Later::Start(of) if of == member));
+                self.at(*lasts, Later::Start(member.clone()));
+                Ok(())
+            }
             Act::Storm(member, times) => self.storm(member, *times),
             Act::Stop(member, lasts) => {
                 if self.pool.process(member).is_some() {
@@ -553,8 +587,9 @@ impl<'a> Run<'a> {
 
     fn full_disk(&mut self, lasts: Duration) -> anyhow::Result<()> {
         let Some(volume) = &self.volume else {
+            let point = if self.scenario.object_log { Point::StoreLog } else { Point::WalCreate };
             let action = Action { times: 10, then: Then::Fail(ENOSPC), ..Action::default() };
-            return self.pods().iter().try_for_each(|pod| self.fault(pod, Point::WalCreate, &action));
+            return self.pods().iter().try_for_each(|pod| self.fault(pod, point, &action));
         };
         volume.fill()?;
         // A pod that starts on a full disk may not find the room for its identity.
@@ -652,4 +687,10 @@ impl<'a> Run<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether a pod comes to a point when it starts, and finds the log of its former life: seldom else.
+fn is_of_starts(point: Point) -> bool {
+    use Point::{AdoptAfter, AdoptBefore, AdoptNoted, AdoptSealed, LogDelete, WalReplay};
+    matches!(point, WalReplay | AdoptBefore | AdoptSealed | AdoptAfter | AdoptNoted | LogDelete)
 }

@@ -36,6 +36,8 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 const SEEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two looks at what is waited for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// A log's seal has no more (`pod/src/wal/object/form.rs`), a group has more.
+const SEAL_BYTES: u64 = 4096;
 /// A drain commits everything that was accepted.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -200,6 +202,32 @@ impl Pool {
     /// Where a table of the default catalog and schema is kept.
     pub fn table_dir(&self, table: &str) -> PathBuf {
         self.dir.join("data/tables/main/default").join(table)
+    }
+
+    /// The logs in the tables' store that are not done with, by their ids: that have a header, or records before their seals.
+    ///
+    /// # Errors
+    /// Their folder cannot be read.
+    pub fn object_logs(&self) -> anyhow::Result<Vec<String>> {
+        let folder = self.dir.join("data/tables/_sluice/wal");
+        let mut logs = Vec::new();
+        for log in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let log = log?;
+            let (mut seal, mut group) = (u64::MAX, u64::MAX);
+            for object in std::fs::read_dir(log.path())? {
+                let object = object?;
+                let name = object.file_name();
+                let number = name.to_str().and_then(|name| name.parse::<u64>().ok());
+                // One that is gone by now is just being deleted.
+                let (Some(number), Ok(meta)) = (number, object.metadata()) else { continue };
+                let least = if meta.len() <= SEAL_BYTES { &mut seal } else { &mut group };
+                *least = number.min(*least);
+            }
+            if log.path().join("header.json").exists() || group < seal {
+                logs.push(log.file_name().to_string_lossy().into_owned());
+            }
+        }
+        Ok(logs)
     }
 
     /// Where the producers of a table keep their notes (`history`).

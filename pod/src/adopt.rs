@@ -16,12 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sluice_shared::error::Error;
+use sluice_shared::fault::{self, Point};
 use sluice_shared::ids::{LogId, PodId, TableName};
 use sluice_shared::lifecycle::TaskScope;
 use sluice_shared::membership::Membership;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use crate::app::chain;
 use crate::drained::Release;
 use crate::pool::Pool;
 use crate::table::Tables;
@@ -73,6 +75,18 @@ impl Adoptions {
         lock(&self.0).damaged.iter().map(|(log, how)| (*log, how.clone())).collect()
     }
 
+    /// Logs of this pod's former lives that may hold what is in no table, and why they were not taken over yet, as far as
+    /// that is known.
+    pub fn former(&self) -> BTreeMap<LogId, Option<String>> {
+        lock(&self.0).former.iter().map(|(log, why)| (*log, why.clone())).collect()
+    }
+
+    /// Whether waiting may bring the end of a log of this pod's former lives.
+    pub fn may_end(&self) -> bool {
+        let known = lock(&self.0);
+        !known.looked || known.former.keys().any(|log| !known.stuck.contains(log))
+    }
+
     /// Whether a log is of no concern to this pod any more.
     pub fn is_done(&self, log: LogId) -> bool {
         lock(&self.0).done.contains(&log)
@@ -92,6 +106,20 @@ struct Known {
     not_before: HashMap<LogId, Instant>,
     /// Found damaged at the last try, and how.
     damaged: HashMap<LogId, String>,
+    /// Whether all logs were looked at once.
+    looked: bool,
+    /// Of this pod's former lives, and not done: why the last try has failed.
+    former: BTreeMap<LogId, Option<String>>,
+    /// Trying again does not help, at the last try.
+    stuck: HashSet<LogId>,
+}
+
+impl Known {
+    fn finish(&mut self, log: LogId) {
+        self.done.insert(log);
+        self.damaged.remove(&log);
+        self.former.remove(&log);
+    }
 }
 
 type Shared = Arc<Mutex<Known>>;
@@ -101,16 +129,20 @@ fn lock(known: &Shared) -> MutexGuard<'_, Known> {
 }
 
 impl Adopter {
-    /// Looks for logs, and takes over what is this pod's to take, until the pod drains.
+    /// Looks for logs, and takes over what is this pod's to take; while the pod drains, those of its former lives alone.
     pub async fn run(self) {
         let (known, reads) = (Arc::clone(&self.adoptions.0), Arc::new(Semaphore::new(READ_AT_ONCE)));
         loop {
-            if let Err(error) = self.look(&known, &reads).await {
-                tracing::warn!(pod = %self.pod, %error, "cannot look for the logs of pods that are gone");
+            tokio::select! {
+                biased; // the end first
+                () = self.scope.cancelled() => return,
+                looked = self.look(&known, &reads) => if let Err(error) = looked {
+                    tracing::warn!(pod = %self.pod, %error, "cannot look for the logs of pods that are gone");
+                },
             }
             tokio::select! {
                 biased; // the end first
-                () = self.scope.draining() => return,
+                () = self.scope.cancelled() => return,
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
             }
         }
@@ -120,7 +152,8 @@ impl Adopter {
         for log in self.logs.list().await? {
             let is_known = {
                 let known = lock(known);
-                known.done.contains(&log) || known.ongoing.contains(&log)
+                let is_put_off = known.not_before.get(&log).is_some_and(|at| *at > Instant::now());
+                is_put_off || known.done.contains(&log) || known.ongoing.contains(&log)
             };
             if log == self.own || is_known {
                 continue;
@@ -128,20 +161,28 @@ impl Adopter {
             let header = match self.logs.header(log).await {
                 Ok(Some(header)) => header,
                 Ok(None) => {
-                    lock(known).done.insert(log);
+                    lock(known).finish(log);
                     continue;
                 }
                 Err(error) => {
+                    // Its groups say whose it is.
+                    if self.logs.writer(log).await.ok().flatten().as_ref() == Some(&self.pod) {
+                        lock(known).former.insert(log, None);
+                    }
                     self.put_off(known, log, &error);
                     continue;
                 }
             };
+            if header.owner == self.pod {
+                lock(known).former.entry(log).or_default();
+            }
             if self.is_due(known, &header, Instant::now()) {
                 lock(known).ongoing.insert(log);
                 let (adopter, known, reads) = (self.clone(), Arc::clone(known), Arc::clone(reads));
                 self.scope.spawn("adopt", async move { adopter.adopt(header, &known, &reads).await });
             }
         }
+        lock(known).looked = true;
         Ok(())
     }
 
@@ -149,11 +190,11 @@ impl Adopter {
     fn is_due(&self, known: &Shared, header: &LogHeader, now: Instant) -> bool {
         let LogHeader { log, owner, .. } = header;
         let mut known = lock(known);
-        if known.not_before.get(log).is_some_and(|at| *at > now) {
-            return false;
-        }
         if *owner == self.pod {
             return true; // a former life: it is over, or about to find out
+        }
+        if self.scope.is_draining() {
+            return false;
         }
         let members = self.membership.now();
         let lost = match members.pods.get(owner) {
@@ -176,11 +217,18 @@ impl Adopter {
         let mut known = lock(known);
         known.not_before.insert(log, Instant::now() + TRY_AGAIN);
         known.damaged.remove(&log);
+        known.stuck.remove(&log);
+        if matches!(error, WalError::CorruptObject { .. } | WalError::NewerFormat { .. }) {
+            known.stuck.insert(log);
+        }
+        if let Some(why) = known.former.get_mut(&log) {
+            *why = Some(chain(cause));
+        }
         match error {
             WalError::CorruptObject { .. } => {
                 known.damaged.insert(log, error.to_string());
-                tracing::error!(%pod, log = %log.0, error = cause, "a log is taken over up to a damaged object alone, and \
-                    not at all where one is missing; restore the object, or give up what is from there on: sluice release --log");
+                tracing::error!(%pod, log = %log.0, error = cause, "a log is taken over up to an object alone that is damaged or \
+                    missing; restore it, or give up what is from there on: sluice release --log");
             }
             WalError::NewerFormat { .. } => {
                 tracing::error!(%pod, log = %log.0, error = cause, "a newer Sluice has written a \
@@ -200,11 +248,7 @@ impl Adopter {
             adopted = self.take_over(log, &owner, reads) => adopted,
         };
         match adopted {
-            Ok(()) | Err(WalError::Done { .. }) => {
-                let mut known = lock(known);
-                known.done.insert(log);
-                known.damaged.remove(&log);
-            }
+            Ok(()) | Err(WalError::Done { .. }) => lock(known).finish(log),
             Err(error) => self.put_off(known, log, &error),
         }
         lock(known).ongoing.remove(&log);
@@ -215,7 +259,9 @@ impl Adopter {
             return Ok(());
         }
         let reading = reads.acquire().await;
+        die_at(Point::AdoptBefore);
         let Some(mut sealed) = SealedLog::seal(&self.logs, log, &self.pod).await? else { return Ok(()) };
+        die_at(Point::AdoptSealed);
         tracing::info!(pod = %self.pod, log = %log.0, %owner, "taking over the log of a pod that is gone");
         let (mut batches, mut records) = (0u64, 0u64);
         while let Some(entries) = sealed.next_group().await? {
@@ -232,7 +278,9 @@ impl Adopter {
         }
         drop(reading);
         sealed.released().await;
+        die_at(Point::AdoptAfter);
         self.note(log).await;
+        die_at(Point::AdoptNoted);
         sealed.delete().await?;
         tracing::info!(pod = %self.pod, log = %log.0, %owner, batches, records, "took over a log: all of it is committed");
         Ok(())
@@ -257,6 +305,11 @@ impl Adopter {
             tokio::time::sleep(TRY_AGAIN / 10).await;
         }
     }
+}
+
+/// What fails has its points in the store: here a process ends, or nothing happens.
+fn die_at(point: Point) {
+    let _ = fault::hit(point);
 }
 
 /// Logs stand in the ring as tables do: any name that is the log's alone.

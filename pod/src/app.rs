@@ -32,7 +32,7 @@ use crate::duty::{Duty, Parts, Undrained};
 use crate::lane::{Lanes, Limits};
 use crate::machine::Machine;
 use crate::pool::Pool;
-use crate::release::Releaser;
+use crate::release::{Hearing, Releaser};
 use crate::service::PodService;
 use crate::stream::Reach;
 use crate::stream::record::LogEntry;
@@ -56,6 +56,8 @@ const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a pod that starts asks a tables' store that fails, and how often.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 const STORE_PAUSE: Duration = Duration::from_secs(1);
+/// A log whose pod has been gone for long enough is looked at within seconds, and again some seconds after a failure.
+const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(30);
 /// How long a pod that starts waits for the first word of the others.
 const MEETING_MAX: Duration = Duration::from_secs(1);
 
@@ -116,14 +118,12 @@ impl Pod {
         let tables = Tables::on(storage.clone(), kept, wal.clone(), scope.clone());
         take_log(&tables, wal.log_id(), &config, &machine, &scope).await?;
         let streams = Streams::default();
-        if let Some(replay) = replay {
-            replay_log(replay, &streams, &tables, &config.id).await?;
-        }
+        replay_log(replay, &streams, &tables, &config.id).await?;
         opened.send_replace(Some(tables.clone()));
         let lanes = start_lanes(&config, &wal, &scope)?;
-        let rate = config.bytes_per_s_max.map(|rate| rate.0);
-        let admission = Admission::new(config.id.clone(), wal.clone(), config.ingress_bytes.as_usize(), rate);
-        let members = membership.clone();
+        let (rate, room) = (config.bytes_per_s_max.map(|rate| rate.0), config.ingress_bytes.as_usize());
+        let admission = Admission::new(config.id.clone(), wal.clone(), room, rate);
+        let (members, adoptions) = (membership.clone(), Adoptions::default());
         let duty = Duty::new(Parts {
             id: config.id.clone(),
             zone: membership.now().zone.clone(),
@@ -137,13 +137,16 @@ impl Pod {
             tables: tables.clone(),
             wal: wal.clone(),
             log_place: log_place(&config, &storage, wal.log_id()),
+            logs_place: storage.place("_sluice/wal"),
+            adoptions: adoptions.clone(),
             memory_bytes_max: config.memory_bytes.0,
             bytes_per_s_max: rate,
             pace: config.pace(),
             processor_time: machine.processor_time,
         });
         let log = LogEntry { log: wal.log_id(), pod: config.id.clone() };
-        let releaser = releaser(&storage, &tables, &pool, &log);
+        let parts = (tables.clone(), pool.clone(), log.clone(), adoptions);
+        let releaser = releaser(&config, &storage, members.clone(), parts);
         let service = PodService {
             scope: scope.clone(),
             admission,
@@ -161,9 +164,7 @@ impl Pod {
         scope.spawn("adopter", adopter(&config, &storage, members, &service).run());
         let in_process = listen.in_process();
         let address = serve(&config, listen, service.clone()).await?;
-        let reached = config.advertise.clone().or_else(|| address.map(|address| address.to_string()));
-        let nowhere = || Error::internal("a pod that listens nowhere");
-        let reached = reached.map(PodAddress::Tcp).or(in_process).ok_or_else(nowhere)?;
+        let reached = reached(&config, address, in_process)?;
         duty.listens(reached, config.join == Join::Held);
         let (phase, shown) = (duty.phase(), address.map(tracing::field::display));
         tracing::info!(pod = %config.id, %phase, address = shown, log = %wal.log_id().0, "pod is ready");
@@ -186,7 +187,8 @@ impl Pod {
     }
 
     /// Takes nothing new, hands over its streams, makes durable what was accepted, commits it, and ends. Answers what its
-    /// log still holds, if that is anything: runs that wait for other logs until the deadline, or whose table is gone.
+    /// logs still hold, if that is anything: runs that wait for other logs until the deadline, or whose table is gone; logs of
+    /// its former lives that are damaged.
     pub async fn drain(self) -> Option<Undrained> {
         self.drain_or_hurry(&Hurry::default()).await
     }
@@ -405,14 +407,18 @@ fn tables_config(config: &PodConfig, pool: Pool) -> TablesConfig {
     }
 }
 
-fn releaser(storage: &Storage, tables: &Tables, pool: &Pool, log: &LogEntry) -> Releaser {
-    Releaser {
-        tables: tables.clone(),
-        pool: pool.clone(),
-        log: log.clone(),
-        logs: storage.logs(),
-        adoptions: Adoptions::default(),
-    }
+fn releaser(
+    config: &PodConfig,
+    storage: &Storage,
+    membership: Membership,
+    (tables, pool, log, adoptions): (Tables, Pool, LogEntry, Adoptions),
+) -> Releaser {
+    let hears: Hearing = Arc::new(move || {
+        let membership = membership.clone();
+        Box::pin(async move { membership.heard().await })
+    });
+    let taken_over_within = config.adopt_after() + TAKEN_OVER_WITHIN;
+    Releaser { tables, pool, log, logs: storage.logs(), adoptions, hears, taken_over_within }
 }
 
 fn adopter(config: &PodConfig, storage: &Storage, membership: Membership, service: &PodService) -> Adopter {
@@ -494,12 +500,15 @@ async fn check_no_disk_log(config: &PodConfig, storage: &Storage) -> Result<(), 
     Err(Error::invalid("wal", message))
 }
 
-async fn replay_log(replay: Replay, streams: &Streams, tables: &Tables, pod: &PodId) -> Result<(), Error> {
+async fn replay_log(
+    mut replay: Option<Replay>,
+    streams: &Streams,
+    tables: &Tables,
+    pod: &PodId,
+) -> Result<(), Error> {
     let (mut batches, mut records) = (0u64, 0u64);
-    let mut replay = Some(replay);
-    loop {
+    while let Some(mut reading) = replay.take() {
         // Reading blocks; what it yields is given to the tables one by one, so that memory stays bounded.
-        let mut reading = replay.take().expect("put back below");
         let read = blocking(move || (reading.next(), reading)).await;
         let (entry, reading) = read.map_err(|error| Error::internal(format!("reading the log: {error}")))?;
         replay = Some(reading);
@@ -558,6 +567,17 @@ async fn serve(config: &PodConfig, listen: Listen, service: PodService) -> Resul
     Ok(address)
 }
 
+/// Where the others reach the pod.
+fn reached(
+    config: &PodConfig,
+    listens: Option<SocketAddr>,
+    in_process: Option<PodAddress>,
+) -> Result<PodAddress, Error> {
+    let named = config.advertise.clone().or_else(|| listens.map(|address| address.to_string()));
+    let nowhere = || Error::internal("a pod that listens nowhere");
+    named.map(PodAddress::Tcp).or(in_process).ok_or_else(nowhere)
+}
+
 async fn sweep(scope: TaskScope, streams: Streams) {
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     loop {
@@ -570,7 +590,7 @@ async fn sweep(scope: TaskScope, streams: Streams) {
 }
 
 /// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -8,7 +8,7 @@
 //! *Does not own*: how a stream moves (`gateway/src/session.rs`), what a load is (`load`).
 //! Keeps P5: a pod that drains ends no producer's connection.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use rand::RngExt;
 use sluice_shared::config::ByteSize;
 use sluice_shared::error::Error;
-use sluice_shared::ids::{PodId, StreamId, TableId};
+use sluice_shared::ids::{LogId, PodId, StreamId, TableId};
 use sluice_shared::lifecycle::{Hurry, Phase, TaskScope};
 use sluice_shared::link::PodAddress;
 use sluice_shared::membership::{Membership, PodState};
@@ -27,6 +27,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::admission::Admission;
+use crate::adopt::Adoptions;
 use crate::lane::Lanes;
 use crate::load::{Meter, Sample, by_table};
 use crate::pool::Pool;
@@ -97,6 +98,10 @@ pub struct Parts {
     pub wal: Wal,
     /// Where that is, for people.
     pub log_place: String,
+    /// Where the logs in the tables' store are.
+    pub logs_place: String,
+    /// What became of those of its former lives.
+    pub adoptions: Adoptions,
     /// Memory for durable batches.
     pub memory_bytes_max: u64,
     /// Bytes that get in within a second, where there is such a limit.
@@ -107,7 +112,7 @@ pub struct Parts {
     pub processor_time: fn() -> Duration,
 }
 
-/// What a pod's log still holds at its end, and no table has.
+/// What a pod's logs still hold at its end, and no table has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undrained {
     /// The pod.
@@ -116,23 +121,32 @@ pub struct Undrained {
     pub log_place: String,
     /// Entries of it.
     pub entries: u64,
-    /// And their bytes, with what lies between them.
+    /// And their bytes.
     pub bytes: u64,
     /// Runs that wait for records which other logs may have.
     pub held_runs: u64,
     /// Entries whose table is gone, or is not written any more.
     pub stranded: u64,
+    /// Where logs of its former lives are that may hold something too, and why they were not taken over.
+    pub former: BTreeMap<String, String>,
 }
 
 impl fmt::Display for Undrained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pod, log_place, entries, bytes, held_runs, stranded } = self;
-        write!(
-            f,
-            "pod {pod} ends, and has not drained: its log in {log_place} still holds {entries} entries ({}) that are in no \
-             table; keep them, and start the pod again on them: it commits what it can",
-            ByteSize(*bytes)
-        )?;
+        let Self { pod, log_place, entries, bytes, held_runs, stranded, former } = self;
+        write!(f, "pod {pod} ends, and has not drained: ")?;
+        if *entries > 0 {
+            let bytes = ByteSize(*bytes);
+            write!(
+                f,
+                "its log in {log_place} still holds {entries} entries ({bytes}) that are in no table; keep them, and start the \
+                 pod again on them: it commits what it can"
+            )?;
+        }
+        for (nth, (place, why)) in former.iter().enumerate() {
+            let before = if nth > 0 || *entries > 0 { "; " } else { "" };
+            write!(f, "{before}the log of a former life in {place} was not taken over to its end: {why}")?;
+        }
         if *held_runs > 0 {
             write!(f, "; {held_runs} runs wait for records of other logs: `sluice tables TABLE` says which")?;
         }
@@ -289,12 +303,12 @@ impl Duty {
             pod: id.to_string(),
             phase: self.phase().to_string(),
             streams: u32::try_from(streams.held().len()).unwrap_or(u32::MAX),
-            // An empty log still has the segment that it writes to.
-            bytes: if log.outstanding == 0 { 0 } else { log.bytes_used },
+            bytes: log.entry_bytes,
             tables: u32::try_from(tables.unfinished().0).unwrap_or(u32::MAX),
             deadline_ms: left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
             log_entries: log.outstanding,
             log_place: log_place.clone(),
+            former_logs: self.former().into_keys().map(|log| self.place_of(log)).collect(),
         }
     }
 
@@ -441,15 +455,15 @@ impl Duty {
         }
     }
 
-    /// Commits what is in the log. Runs whose predecessors are in another pod's log are waited for until the deadline: that
-    /// pod may be about to commit them.
+    /// Commits what is in the log, and in those of former lives. Runs whose predecessors are in another pod's log are waited
+    /// for until the deadline: that pod may be about to commit them.
     async fn commit_all(&self) {
-        let tables = &self.shared.parts.tables;
+        let Parts { tables, adoptions, .. } = &self.shared.parts;
         let deadline = self.shared.order.borrow().map(|order| order.deadline);
         loop {
             tables.drain().await;
             let is_late = deadline.is_none_or(|deadline| Instant::now() >= deadline);
-            if tables.held_runs() == 0 || is_late {
+            if (tables.held_runs() == 0 && !adoptions.may_end()) || is_late {
                 return;
             }
             tokio::time::sleep(COMMIT_AGAIN).await;
@@ -460,26 +474,37 @@ impl Duty {
     /// that is not so.
     async fn note_empty_log(&self) -> Option<Undrained> {
         let Parts { id, tables, wal, log_place, .. } = &self.shared.parts;
-        let log = wal.status();
+        let (log, former) = (wal.status(), self.former());
+        let left = || Undrained {
+            pod: id.clone(),
+            log_place: log_place.clone(),
+            entries: log.outstanding,
+            bytes: log.entry_bytes,
+            held_runs: tables.held_runs(),
+            stranded: tables.stranded(),
+            former: former.iter().map(|(log, why)| (self.place_of(*log), why.clone())).collect(),
+        };
         if log.outstanding > 0 {
-            return Some(Undrained {
-                pod: id.clone(),
-                log_place: log_place.clone(),
-                entries: log.outstanding,
-                bytes: log.bytes_used,
-                held_runs: tables.held_runs(),
-                stranded: tables.stranded(),
-            });
+            return Some(left());
         }
         if let Err(error) = tables.drained_logs().note(wal.log_id()).await {
             tracing::warn!(pod = %id, %error, "named streams that were here wait for this pod until it is back");
-            return None;
-        }
-        if let Err(error) = wal.close_for_good().await {
+        } else if let Err(error) = wal.close_for_good().await {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(pod = %id, error, "objects of the log are left: another pod, or the next start, deletes them");
         }
-        None
+        (!former.is_empty()).then(left)
+    }
+
+    /// Logs of the pod's former lives that may hold something, and why.
+    fn former(&self) -> BTreeMap<LogId, String> {
+        let former = self.shared.parts.adoptions.former().into_iter();
+        let late = || "the drain's end came before; another pod goes on, or the next start".to_owned();
+        former.map(|(log, why)| (log, why.unwrap_or_else(late))).collect()
+    }
+
+    fn place_of(&self, log: LogId) -> String {
+        format!("{}/{}", self.shared.parts.logs_place, log.0)
     }
 
     /// Gives the other pods, which have to hear of it first, time to open the tables whose streams come to them; and this

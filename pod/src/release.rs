@@ -14,9 +14,11 @@ mod ask;
 mod check;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde_json::{Value, json};
 use sluice_shared::error::{Error, ErrorKind};
@@ -43,6 +45,9 @@ const SHOWN_MAX: usize = 100;
 const BETWEEN_MAX: Duration = Duration::from_secs(15);
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Resolves when this pod has heard of whoever was there when it was called.
+pub type Hearing = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
+
 /// Gives up lost records, on behalf of an operator.
 #[derive(Clone)]
 pub struct Releaser {
@@ -56,6 +61,10 @@ pub struct Releaser {
     pub logs: LogStore,
     /// Which of them this pod takes over.
     pub adoptions: Adoptions,
+    /// Who is back may not be known yet.
+    pub hears: Hearing,
+    /// How long it may take until a pod has taken over what is before the damage of a log whose pod is gone.
+    pub taken_over_within: Duration,
 }
 
 /// What an operator says is lost.
@@ -169,9 +178,17 @@ impl Releaser {
         self.tables.check_storage().await?;
         let owners = self.owners().await?;
         let mut named = self.named(&lost, &owners).await?;
+        if !whole {
+            self.until_read(&named).await?;
+        }
         let mut missing = self.plan(&lost, &mut named, &owners, whole).await?;
         self.check_known(&lost).await?;
         let before = self.released(&named).await?;
+        if in_earnest && named.keys().any(|log| !before.contains_key(log)) {
+            // One that has just come back is asked too: nothing is written before.
+            (self.hears)().await;
+            self.plan(&lost, &mut named, &owners, whole).await?;
+        }
         if in_earnest && !named.is_empty() {
             for log in named.keys() {
                 let release = Release { by: self.log.pod.clone(), at_us: now_us() };

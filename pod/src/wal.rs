@@ -28,6 +28,7 @@ mod tests;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use sluice_shared::ids::{Epoch, LogId, PodId, WalPosition};
@@ -255,6 +256,16 @@ enum Kept {
     InObject(Arc<Groups>),
 }
 
+impl Kept {
+    /// Bytes of the entries that are not released.
+    fn entry_bytes(&self) -> &AtomicU64 {
+        match self {
+            Self::OnDisk(shared) => &shared.entry_bytes,
+            Self::InObject(groups) => &groups.entry_bytes,
+        }
+    }
+}
+
 impl Durable {
     /// Where the entry stands.
     pub fn position(&self) -> WalPosition {
@@ -268,6 +279,7 @@ impl Durable {
 
     /// The entry is committed durably elsewhere: the log need not keep it.
     pub fn release(self) {
+        self.kept.entry_bytes().fetch_sub(self.payload_bytes, Ordering::Relaxed);
         match &self.kept {
             Kept::OnDisk(shared) => shared.release(self.position.segment),
             Kept::InObject(groups) => groups.release(self.position.segment),
@@ -296,6 +308,9 @@ pub struct WalStatus {
     pub real_time: bool,
     /// Entries that are written or being written, and not released.
     pub outstanding: u64,
+    /// Bytes of those that are durable: of what they hold, not of what stands between them or is made ahead. Entries of
+    /// former lives count once they are read.
+    pub entry_bytes: u64,
 }
 
 /// A write-ahead log. Clones share it; when the last one is dropped the log writes what it has and ends.
@@ -589,10 +604,15 @@ impl Durable {
     fn of(shared: &Arc<Shared>, segment: u64, entry: Written) -> Self {
         let position = WalPosition { segment, offset: entry.offset };
         let payload_bytes = entry.payload_bytes as u64;
-        Self { kept: Kept::OnDisk(Arc::clone(shared)), position, payload_bytes, seed: entry.seed }
+        Self::kept(Kept::OnDisk(Arc::clone(shared)), position, payload_bytes, entry.seed)
     }
 
     fn in_object(groups: &Arc<Groups>, position: WalPosition, payload_bytes: u64, seed: u32) -> Self {
-        Self { kept: Kept::InObject(Arc::clone(groups)), position, payload_bytes, seed }
+        Self::kept(Kept::InObject(Arc::clone(groups)), position, payload_bytes, seed)
+    }
+
+    fn kept(kept: Kept, position: WalPosition, payload_bytes: u64, seed: u32) -> Self {
+        kept.entry_bytes().fetch_add(payload_bytes, Ordering::Relaxed);
+        Self { kept, position, payload_bytes, seed }
     }
 }

@@ -76,9 +76,9 @@ named! {
         WalFlushAfter = "wal.flush.after",
         /// An entry of an older life is about to be replayed.
         WalReplay = "wal.replay",
-        /// A segment is about to be taken away.
+        /// A segment, or a group in the tables' store, is about to be taken away.
         TrimBefore = "trim.before",
-        /// A segment has been taken away.
+        /// It has been taken away.
         TrimAfter = "trim.after",
         /// A frame has come, and is about to be judged. It can be dropped here, as no network would.
         Frame = "frame",
@@ -104,12 +104,24 @@ named! {
         HandoffOpened = "handoff.opened",
         /// The old pod hears that the stream has left.
         HandoffLeave = "handoff.leave",
+        /// A group of a log in the tables' store is about to be put.
+        LogPutBefore = "log.put.before",
+        /// A group of a log in the tables' store is put, and nobody knows yet.
+        LogPutAfter = "log.put.after",
+        /// Of a log in the tables' store of which nothing is needed any more its header alone is left.
+        LogDelete = "log.delete",
         /// A log without its pod is about to be taken over.
         AdoptBefore = "adopt.before",
-        /// A log without its pod has been taken over.
+        /// A log without its pod is sealed, and nothing of it was read.
+        AdoptSealed = "adopt.sealed",
+        /// A log without its pod has been taken over: all of it is committed.
         AdoptAfter = "adopt.after",
+        /// It is noted so, and nothing of it is deleted.
+        AdoptNoted = "adopt.noted",
         /// The tables' store is about to put an object.
         StorePut = "store.put",
+        /// The tables' store is about to put a group of a log, or its seal.
+        StoreLog = "store.log",
         /// The tables' store is about to put a map, or another object that may be there once.
         StoreCreate = "store.create",
         /// The tables' store is about to put a version.

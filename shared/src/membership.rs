@@ -34,6 +34,9 @@ use crate::pool::{LoadReport, PodView, PoolView};
 const GOSSIP_INTERVAL: Duration = Duration::from_millis(200);
 /// After so many rounds what a member says has reached some others, who tell the rest.
 const ROUNDS_TOLD: u32 = 3;
+/// And after so many whoever was there when they began has been heard of: one that is new is taken to be there once it was
+/// heard of twice, and by way of a seed.
+const ROUNDS_HEARD: u32 = 5;
 /// A member that was not heard of for this many of its usual intervals is lost.
 const PHI_LOST: f64 = 8.0;
 /// What the interval is taken to be before it was seen.
@@ -420,6 +423,13 @@ impl Membership {
     pub async fn told(&self) {
         if self.gossip.is_some() {
             tokio::time::sleep(GOSSIP_INTERVAL * ROUNDS_TOLD).await;
+        }
+    }
+
+    /// Waits until whoever is there now has been heard of, or as good as: at once without gossip.
+    pub async fn heard(&self) {
+        if self.gossip.is_some() {
+            tokio::time::sleep(GOSSIP_INTERVAL * ROUNDS_HEARD).await;
         }
     }
 

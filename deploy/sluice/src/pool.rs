@@ -370,6 +370,14 @@ fn undrained_text(pod: &PodId, left: &Value) -> String {
         )
     });
     let holds = holds.unwrap_or_else(|| "what is in no table".to_owned());
+    let former =
+        list(&left["former_logs"]).into_iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", ");
+    if entries.is_none() && !former.is_empty() {
+        return format!(
+            "{pod} has not drained: the log of a former life of it was not taken over to its end ({former}); its last word \
+             says why. Restore what is damaged and start {pod} again, or give up what is lost: `sluice release --log`"
+        );
+    }
     format!(
         "{pod} has not drained: its deadline came while its log{log} still held {holds}; keep its volume, and start {pod} again \
          on it, which commits them as soon as what they wait for is there (`sluice tables TABLE` says what that is)"

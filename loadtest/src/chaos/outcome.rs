@@ -10,7 +10,7 @@ use std::time::Duration;
 use sluice_shared::fault::{Counts, Point};
 
 use super::producer::Told;
-use super::schedule::{DEATHS_OF_GATEWAYS, DEATHS_OF_PODS};
+use super::schedule::DEATHS_OF_GATEWAYS;
 use crate::auditor::{FaultKind, Verdict};
 use crate::pool::Member;
 
@@ -45,6 +45,8 @@ pub struct Figures {
     pub others: BTreeMap<&'static str, u64>,
     /// What this machine does not allow.
     pub skipped: BTreeSet<String>,
+    /// Points at which pods were to die.
+    pub deaths: &'static [Point],
 }
 
 impl Figures {
@@ -87,7 +89,7 @@ impl Figures {
 
     /// Points of the code path that were never passed.
     pub fn never_passed(&self) -> Vec<&'static str> {
-        let all = DEATHS_OF_PODS.iter().chain(&DEATHS_OF_GATEWAYS);
+        let all = self.deaths.iter().chain(&DEATHS_OF_GATEWAYS);
         let never = all.filter(|point| self.points.get(point).is_none_or(|(passes, ..)| *passes == 0));
         never.map(|point| point.name()).collect()
     }

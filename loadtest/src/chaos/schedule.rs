@@ -46,6 +46,30 @@ pub const DEATHS_OF_PODS: [Point; 21] = [
     Point::StoreVersion,
     Point::StoreGet,
 ];
+/// The same where logs are objects beside the tables.
+pub const DEATHS_WITH_OBJECT_LOGS: [Point; 21] = [
+    Point::LogPutBefore,
+    Point::LogPutAfter,
+    Point::LogDelete,
+    Point::AdoptBefore,
+    Point::AdoptSealed,
+    Point::AdoptAfter,
+    Point::AdoptNoted,
+    Point::TrimBefore,
+    Point::TrimAfter,
+    Point::Frame,
+    Point::AckBefore,
+    Point::AckAfter,
+    Point::ParquetClosed,
+    Point::ParquetStored,
+    Point::MapStored,
+    Point::CommitBefore,
+    Point::CommitAfter,
+    Point::AnswerBefore,
+    Point::StoreLog,
+    Point::StoreVersion,
+    Point::StoreGet,
+];
 /// Points at which gateways die, while a pod drains.
 pub const DEATHS_OF_GATEWAYS: [Point; 3] = [Point::HandoffStop, Point::HandoffOpened, Point::HandoffLeave];
 
@@ -54,6 +78,8 @@ pub const DEATHS_OF_GATEWAYS: [Point; 3] = [Point::HandoffStop, Point::HandoffOp
 pub enum Act {
     /// `kill -9`.
     Kill(Member),
+    /// `kill -9`, and it is not started before this has passed.
+    Away(Member, Duration),
     /// So many `kill -9`, each as soon as it runs again.
     Storm(Member, u32),
     /// SIGSTOP, and SIGCONT after this.
@@ -110,6 +136,8 @@ pub struct World {
     pub gateways: usize,
     /// What may happen.
     pub kinds: Kinds,
+    /// Logs are objects beside the tables.
+    pub object_log: bool,
 }
 
 impl fmt::Display for Step {
@@ -117,6 +145,7 @@ impl fmt::Display for Step {
         write!(f, "{:6.2} s  ", self.at.as_secs_f64())?;
         match &self.act {
             Act::Kill(member) => write!(f, "kill -9 {member}"),
+            Act::Away(member, lasts) => write!(f, "kill -9 {member}, away for {} ms", lasts.as_millis()),
             Act::Storm(member, times) => write!(f, "kill -9 {member}, {times} times"),
             Act::Stop(member, lasts) => write!(f, "stop {member} for {} ms", lasts.as_millis()),
             Act::Drain(member) => write!(f, "drain {member}"),
@@ -163,13 +192,35 @@ impl World {
             let kills = (0..5).map(|_| Act::Kill(self.pod(random)));
             return kills.collect::<Vec<_>>().into_iter().chain([Act::Drain(self.pod(random))]).collect();
         }
-        let deaths = DEATHS_OF_PODS.into_iter().map(|point| Act::Die(self.pod(random), point));
+        let deaths = self.deaths().iter().map(|point| Act::Die(self.pod(random), *point));
         let mut acts: Vec<Act> = deaths.collect();
         let handoffs = DEATHS_OF_GATEWAYS.into_iter();
         acts.extend(handoffs.map(|point| Act::DieInHandoff(self.gateway(random), point)));
         acts.extend(self.ends(random));
+        if self.object_log {
+            acts.extend(self.absences(random));
+        }
         acts.extend(self.faults(random));
         acts
+    }
+
+    /// Where pods die.
+    pub fn deaths(self) -> &'static [Point] {
+        if self.object_log { &DEATHS_WITH_OBJECT_LOGS } else { &DEATHS_OF_PODS }
+    }
+
+    /// Pods that are gone for so long that another one takes their logs over; who was only stopped is fenced.
+    fn absences(self, random: &mut StdRng) -> Vec<Act> {
+        let mut ms = || Duration::from_millis(random.random_range(4_000..7_000));
+        let lasts = [ms(), ms(), ms(), ms()];
+        let mut pod = || self.pod(random);
+        let [one, two, three, four] = [pod(), pod(), pod(), pod()];
+        vec![
+            Act::Stop(one, lasts[0]),
+            Act::Stop(two, lasts[1]),
+            Act::Away(three, lasts[2]),
+            Act::Away(four, lasts[3]),
+        ]
     }
 
     /// What processes suffer as a whole.
@@ -202,12 +253,21 @@ impl World {
 
     /// What their log and their store do to them.
     fn faults(self, random: &mut StdRng) -> Vec<Act> {
-        let faults = [
+        let on_disk = [
             (Point::WalWriteBefore, 1, 0, Then::Fail(EIO)),
             (Point::WalFlushBefore, 1, 0, Then::Fail(EIO)),
             (Point::WalCreate, 3, 0, Then::Fail(ENOSPC)),
             (Point::WalWriteBefore, 40, 25, Then::GoOn),
             (Point::WalFlushAfter, 4, 400, Then::GoOn),
+        ];
+        let in_objects = [
+            (Point::StoreLog, 1, 0, Then::Fail(EIO)),
+            (Point::StoreLog, 1, 0, Then::LoseReply),
+            (Point::StoreLog, 12, 0, Then::Fail(ENOSPC)),
+            (Point::StoreLog, 8, 150, Then::Fail(EBUSY)),
+            (Point::StoreLog, 6, 400, Then::GoOn),
+        ];
+        let in_store = [
             (Point::StorePut, 8, 250, Then::GoOn),
             (Point::StorePut, 5, 0, Then::Fail(EIO)),
             (Point::StorePut, 5, 150, Then::Fail(EBUSY)),
@@ -227,7 +287,8 @@ impl World {
             let action = Action { skip, times, delay: Duration::from_millis(delay_ms), then };
             Act::Fault(self.pod(random), point, action)
         };
-        faults.into_iter().map(act).collect()
+        let of_logs = if self.object_log { in_objects } else { on_disk };
+        of_logs.into_iter().chain(in_store).map(act).collect()
     }
 
     fn pod(self, random: &mut StdRng) -> Member {
@@ -250,7 +311,8 @@ impl World {
 mod tests {
     use super::*;
 
-    const WORLD: World = World { pods: 3, gateways: 2, kinds: Kinds::All };
+    const WORLD: World = World { pods: 3, gateways: 2, kinds: Kinds::All, object_log: false };
+    const OBJECTS: World = World { object_log: true, ..WORLD };
 
     #[test]
     fn the_same_seed_gives_the_same_schedule() {
@@ -263,13 +325,18 @@ mod tests {
 
     #[test]
     fn a_schedule_rises_and_fits_and_has_everything_once_where_there_is_time() {
-        let lasts = Duration::from_secs(70);
-        let steps = schedule(9, lasts, WORLD);
+        has_everything(WORLD);
+        has_everything(OBJECTS);
+    }
+
+    fn has_everything(world: World) {
+        let lasts = Duration::from_secs(75);
+        let steps = schedule(9, lasts, world);
         assert!(steps.windows(2).all(|pair| pair[0].at <= pair[1].at));
         assert!(steps.iter().all(|step| step.at >= QUIET_BEFORE && step.at <= lasts));
-        for point in DEATHS_OF_PODS {
+        for point in world.deaths() {
             assert!(
-                steps.iter().any(|step| matches!(&step.act, Act::Die(_, at) if *at == point)),
+                steps.iter().any(|step| matches!(&step.act, Act::Die(_, at) if at == point)),
                 "{point:?}"
             );
         }
@@ -278,5 +345,10 @@ mod tests {
             assert!(steps.iter().any(dies), "{point:?}");
         }
         assert!(steps.iter().any(|step| step.act == Act::PowerLoss));
+        let met = |of: fn(&Point) -> bool| {
+            steps.iter().any(|step| matches!(&step.act, Act::Fault(_, point, _) if of(point)))
+        };
+        assert_eq!(met(|point| *point == Point::StoreLog), world.object_log);
+        assert_eq!(met(|point| *point == Point::WalFlushAfter), !world.object_log);
     }
 }

@@ -31,6 +31,16 @@ async fn no_promise_is_broken_whatever_happens_to_the_pool() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nor_is_one_with_logs_in_the_tables_store() {
+    let seed = rand::random();
+    println!("seed {seed}: repeat it with `loadtest chaos --log object --seconds 20 --seed {seed}`");
+    let scenario = Scenario { object_log: true, ..Scenario::seeded(seed, Duration::from_secs(20)) };
+    let outcome = run(&scenario).await;
+    assert_eq!(outcome.figures.never_passed(), Vec::<&str>::new(), "{outcome}");
+    assert!(outcome.figures.pod_kills >= 3, "{outcome}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pods_end_is_no_producers_business() {
     ends(false).await;
 }

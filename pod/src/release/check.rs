@@ -1,21 +1,68 @@
-//! What is no release: a log that the pool takes over by itself, a table or a stream that there is not.
+//! What is no release: a log that the pool takes over by itself, or will up to its damage; a table or a stream that there
+//! is not.
 //!
 //! *Owns*: when that is so, and what is said of it.
 //! *Does not own*: logs that pods write or take over right now (`release`), taking over (`adopt`).
 
+use std::time::Duration;
+
 use sluice_shared::error::{Error, ErrorKind};
-use sluice_shared::ids::{LogId, StreamId, TableName};
+use sluice_shared::ids::{LogId, PodId, StreamId, TableName};
+use tokio::time::Instant;
 
 use super::ask::Answer;
 use super::{Lost, Named, Releaser, told};
-use crate::wal::WalError;
+use crate::app::chain;
+use crate::wal::{SealedLog, WalError};
 
 /// Code of the error that a log will be taken over by itself.
 const LOG_IS_WHOLE: &str = "log_is_whole";
+/// Code of the error that what is before a log's damage is in no table yet.
+const LOG_NOT_READ: &str = "log_not_read";
+/// Between two looks whether it is. Each reads the log up to its damage.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Streams that are proposed to somebody who names one that there is not.
 const PROPOSED_MAX: usize = 5;
 
 impl Releaser {
+    /// Of a damaged log in the store, what is before the damage is no loss: waits until a pod has taken that over. Which pod has
+    /// done so it forgets when it is started again.
+    pub(super) async fn until_read(&self, named: &Named) -> Result<(), Error> {
+        let late = Instant::now() + self.taken_over_within;
+        for (log, pod) in named {
+            loop {
+                let (answers, _) = self.ask_all(None, false).await;
+                let is_written = answers.iter().any(|answer| answer.log == *log);
+                let is_read = answers.iter().any(|answer| answer.damaged.contains(log));
+                let is_ongoing = answers.iter().any(|answer| answer.adopting.contains(log));
+                if is_written || (is_read && !is_ongoing) {
+                    break;
+                }
+                if self.tables.drained_logs().released(*log).await?.is_some() {
+                    break;
+                }
+                let Some(damage) = self.damage(*log).await? else { break };
+                if Instant::now() >= late {
+                    return Err(Error::unavailable(LOG_NOT_READ, not_read(*log, pod.as_ref(), &damage)));
+                }
+                tokio::time::sleep(LOOK_INTERVAL).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is damaged or missing of a log in the store. None of one that is on a disk, or that a newer version has written.
+    async fn damage(&self, log: LogId) -> Result<Option<WalError>, Error> {
+        match SealedLog::damage(&self.logs, log).await {
+            Ok(damage) => Ok(damage),
+            Err(WalError::NewerFormat { .. }) => Ok(None),
+            Err(error) => {
+                let message = format!("cannot see whether log {} is damaged: {}", log.0, chain(&error));
+                Err(Error::unavailable("storage", message))
+            }
+        }
+    }
+
     /// That none of the named logs will be taken over by itself; takes out those of a pod that will. A log which a pod has
     /// found damaged will not, nor one that was released before.
     pub(super) async fn check_whole(
@@ -89,6 +136,16 @@ impl Releaser {
         }
         Err(no_stream(table, stream, &held))
     }
+}
+
+fn not_read(log: LogId, pod: Option<&PodId>, damage: &WalError) -> String {
+    format!(
+        "{} is damaged ({damage}), and no pod has taken over yet what is before that, which is not lost: one does so by itself \
+         once its pod has been gone for pod.adopt_after_ms, and then names the damage in an error each 10 s (without gossip \
+         that pod does, when it is started again). Wait for that error and ask again; to give up all that it has: --whole \
+         (whole=true)",
+        told(log, pod)
+    )
 }
 
 fn no_stream(table: &TableName, stream: &StreamId, held: &[&StreamId]) -> Error {

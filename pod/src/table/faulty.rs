@@ -20,6 +20,8 @@ use sluice_shared::fault::{self, Point, Then};
 const NAME: &str = "faults";
 /// The folder of a table's versions.
 const VERSIONS: &str = "_delta_log";
+/// The folder of logs, below that of what is Sluice's own.
+const LOGS: [&str; 2] = ["_sluice", "wal"];
 
 /// A store that does what it is told at the points of stores.
 #[derive(Debug)]
@@ -101,8 +103,11 @@ impl fmt::Display for FaultyStore {
 #[tonic::async_trait]
 impl ObjectStore for FaultyStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        let parts: Vec<_> = location.parts().collect();
+        let is_log = parts.windows(2).any(|pair| [pair[0].as_ref(), pair[1].as_ref()] == LOGS);
         let point = match opts.mode {
-            PutMode::Create if location.parts().any(|part| part.as_ref() == VERSIONS) => Point::StoreVersion,
+            PutMode::Create if is_log => Point::StoreLog,
+            PutMode::Create if parts.iter().any(|part| part.as_ref() == VERSIONS) => Point::StoreVersion,
             PutMode::Create => Point::StoreCreate,
             PutMode::Overwrite | PutMode::Update(_) => Point::StorePut,
         };

@@ -25,12 +25,14 @@ pub(super) mod fuzzing;
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
+use sluice_shared::fault::{self, Point};
 use sluice_shared::ids::{LogId, PodId, WalPosition};
 use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::sync::{Notify, Semaphore, watch};
@@ -258,6 +260,7 @@ impl Shared {
             direct_io: false,
             real_time: false,
             outstanding,
+            entry_bytes: self.groups.entry_bytes.load(Ordering::Relaxed),
         }
     }
 
@@ -326,9 +329,11 @@ impl Shared {
     /// Deletes what is left of a log of which nothing is needed, and which is closed. Nothing stays of it.
     pub(super) async fn delete(&self) -> Result<(), WalError> {
         let folder = &self.groups.folder;
-        let (numbers, next) = (folder.numbers().await?, self.lock().next);
+        let (listed, next) = (folder.numbers().await?, self.lock().next);
         folder.put_first(next).await?;
-        for number in numbers.into_keys() {
+        let mut numbers = self.groups.numbers();
+        numbers.extend(listed.into_keys());
+        for number in numbers {
             folder.delete(number).await?;
         }
         folder.delete_head().await
@@ -544,6 +549,7 @@ async fn store(shared: Arc<Shared>, number: u64, bytes: Bytes, nonce: Uuid) -> R
     let folder = &shared.groups.folder;
     let (mut pause, mut failed) = (PAUSE_MIN, None);
     loop {
+        die_at(Point::LogPutBefore);
         let error = match put(&shared, number, &bytes, nonce).await {
             // It is there, and a power loss may take it away: no second flush can tell.
             Ok(Stored::Before) if failed.is_some() && folder.is_directory() => {
@@ -560,7 +566,13 @@ async fn store(shared: Arc<Shared>, number: u64, bytes: Bytes, nonce: Uuid) -> R
         pause = (pause * 2).min(PAUSE_MAX);
     }
     shared.failing(false);
+    die_at(Point::LogPutAfter);
     Ok(())
+}
+
+/// Errors of the store have points of their own (`table/faulty.rs`): here a process ends, or nothing happens.
+fn die_at(point: Point) {
+    let _ = fault::hit(point);
 }
 
 fn warn_of(error: &WalError, what: &str) {

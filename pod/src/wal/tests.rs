@@ -649,8 +649,11 @@ async fn replayed_entries_are_kept_until_released() {
     let dir = TempDir::new().expect("temporary directory");
     let (entries, _) = written(&config(dir.path()), 30, 5_000).await;
     let (wal, replay) = Wal::open(config(dir.path()), no_failure()).expect("opens");
-    drop(replay);
     assert_eq!(wal.status().outstanding, 30, "what replay has not given is outstanding");
+    let durables: Vec<Durable> = replay.map(|entry| entry.expect("whole").0).collect();
+    let WalStatus { outstanding, entry_bytes, .. } = wal.status();
+    assert_eq!((outstanding, entry_bytes), (30, 30 * 5_000), "no segment's size, nor what lies between them");
+    drop(durables);
     wal.close().await;
     let (wal, replay) = Wal::open(config(dir.path()), no_failure()).expect("opens");
     for (entry, expected) in replay.zip(&entries) {
@@ -660,6 +663,7 @@ async fn replayed_entries_are_kept_until_released() {
     }
     eventually("trimming", || wal.trimmed().segment == wal.tail().segment);
     assert_eq!(wal.trimmed(), wal.untouched(), "all that the log had is gone");
+    assert_eq!(wal.status().entry_bytes, 0);
     wal.close().await;
     let (wal, found) = open(config(dir.path())).expect("opens");
     assert!(found.is_empty());

@@ -11,7 +11,7 @@
 //! Keeps P3: a `then` runs only when its group and all before it are flushed; after a failure none runs.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -146,6 +146,8 @@ pub(super) struct Shared {
     pub(super) bytes_max: u64,
     group_bytes_max: usize,
     real_time: AtomicBool,
+    /// Of entries that are not released.
+    pub(super) entry_bytes: AtomicU64,
     state: Mutex<State>,
     /// For the writers.
     pub(super) work: Bell,
@@ -349,6 +351,7 @@ impl Shared {
             bytes_max: config.bytes_max,
             group_bytes_max: usize::try_from(group_bytes_max).unwrap_or(usize::MAX),
             real_time: AtomicBool::new(false),
+            entry_bytes: AtomicU64::new(0),
             state: Mutex::new(state),
             work: Bell::default(),
             chores: Bell::default(),
@@ -418,6 +421,7 @@ impl Shared {
             direct_io: self.disk.direct(),
             real_time: self.real_time.load(Ordering::Relaxed),
             outstanding: state.live.values().map(|live| live.outstanding).sum(),
+            entry_bytes: self.entry_bytes.load(Ordering::Relaxed),
         }
     }
 

@@ -74,6 +74,49 @@ async fn a_drain_whose_deadline_comes_before_all_is_committed_says_so_and_by_its
 }
 
 #[tokio::test]
+async fn a_pod_whose_former_log_in_the_store_misses_an_object_has_not_drained() {
+    let slow = [("SLUICE_POD__LOG", "object"), ("SLUICE_POD__FLUSH_INTERVAL_MS", "120000")];
+    let mut pool = Pool::start(&slow, &[]).await;
+    let mut producer = Producer::connect(&pool).await;
+    for _ in 0..3 {
+        producer.send().await;
+    }
+    let holder = pool.holder(1).await;
+    drop(producer);
+    let mut pod = pool.take(holder);
+    pod.signal(libc::SIGKILL).expect("runs");
+    let path = pool.dir.path().join(format!("pod-{}.log", holder + 1));
+    let told = || fs::read_to_string(&path).expect("a log");
+    let log =
+        told().split_whitespace().find_map(|word| word.strip_prefix("log=")).expect("its id").to_owned();
+    pod.ends(ENDED).expect("killed");
+    let folder = pool.dir.path().join("data/tables/_sluice/wal").join(&log);
+    fs::remove_file(folder.join(format!("{:020}", 2))).expect("an object");
+    // Else the gateway may have the old life's address still.
+    pool.until_phases(if holder == 0 { ["lost", "active"] } else { ["active", "lost"] }).await;
+    pool.start_pod(holder, &slow);
+    let named = async || told().contains("sluice release --log").then_some(());
+    until("the error", named).await;
+    pool.until_phases(["active", "active"]).await;
+    let id = format!("pod-{}", holder + 1);
+    let (status, said, complained) = pool.run(&["drain", &id, "--force", "--wait"]);
+    assert_eq!(status, 2, "{said}{complained}");
+    assert!(complained.contains(&log) && complained.contains("sluice release --log"), "{complained}");
+    let ended = pool.take(holder).ends(ENDED).expect("it need not wait for its deadline");
+    assert_eq!(ended.code(), Some(EXIT_UNDRAINED));
+    let told = told();
+    let line = told.lines().find(|line| line.starts_with("not drained: ")).expect("a last word");
+    for part in [&id, &log, "the log of a former life in ", &format!("{:020}", 2), "it is missing"] {
+        assert!(line.contains(part), "{part:?} is not in {line:?}");
+    }
+    assert!(!line.contains("entries"), "its own log is empty: {line}");
+    let shown: Value = serde_json::from_str(&pool.say(&["pods", &id, "--json"])).expect("JSON");
+    assert_eq!(shown["phase"], "undrained", "{shown}");
+    assert!(folder.join("header.json").exists(), "it is kept");
+    pool.end();
+}
+
+#[tokio::test]
 async fn a_pod_that_starts_without_the_log_that_it_had_says_which_one_is_missing() {
     let slow = [("SLUICE_POD__FLUSH_INTERVAL_MS", "120000")];
     let mut pool = Pool::start(&slow, &[]).await;

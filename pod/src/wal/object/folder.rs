@@ -23,11 +23,13 @@ use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 use serde::{Deserialize, Serialize};
+use sluice_shared::fault::Point;
 use sluice_shared::ids::{LogId, PodId};
 use sluice_shared::lifecycle::now_us;
 
 use super::super::WalError;
-use super::form::{self, SEAL_BYTES};
+use super::die_at;
+use super::form::{self, Kind, Object, SEAL_BYTES};
 
 /// Where logs are kept.
 #[derive(Debug, Clone)]
@@ -97,14 +99,39 @@ impl LogStore {
     pub async fn header(&self, log: LogId) -> Result<Option<LogHeader>, WalError> {
         let folder = self.folder(log);
         let header = folder.header().await?;
-        // The header goes last, when all that had records has gone.
-        if header.is_none()
-            && let Some((number, _)) = folder.numbers().await?.iter().find(|(_, bytes)| **bytes > SEAL_BYTES)
-        {
-            let reason = format!("it is missing, though {} is there: restore it", folder.name_of(*number));
-            return Err(corrupt(&folder.header_path(), reason));
+        if header.is_some() {
+            return Ok(header);
         }
-        Ok(header)
+        // The header goes last, when all that had records has gone.
+        let numbers = folder.numbers().await?;
+        let Some((number, _)) = numbers.iter().find(|(_, bytes)| **bytes > SEAL_BYTES) else {
+            return Ok(None);
+        };
+        for seal in numbers.range(..number).map(|(seal, _)| *seal) {
+            let bytes = folder.object(seal).await?;
+            let object = bytes.and_then(|bytes| form::decode(&bytes, log, seal).ok());
+            if object.is_some_and(|object| object.kind == Kind::Seal) {
+                // A writer that was stopped meanwhile has put it on its way to the seal, and told of nothing.
+                return Ok(None);
+            }
+        }
+        let reason = format!("it is missing, though {} is there: restore it", folder.name_of(*number));
+        Err(corrupt(&folder.header_path(), reason))
+    }
+
+    /// Whose a log is by its first group that can be read: what there is to go by where its header is missing or damaged.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn writer(&self, log: LogId) -> Result<Option<PodId>, WalError> {
+        let folder = self.folder(log);
+        for number in folder.numbers().await?.into_keys() {
+            let Some(bytes) = folder.object(number).await? else { continue };
+            if let Ok(Object { writer, kind: Kind::Group { .. }, .. }) = form::decode(&bytes, log, number) {
+                return Ok(Some(writer));
+            }
+        }
+        Ok(None)
     }
 
     pub(super) fn folder(&self, log: LogId) -> Folder {
@@ -210,6 +237,7 @@ impl Folder {
 
     /// Deletes what a log is known by. From then on it is done with.
     pub(super) async fn delete_head(&self) -> Result<(), WalError> {
+        die_at(Point::LogDelete);
         // Who finds no `first.json` asks for the header next, so that this order matters.
         self.delete_at(&self.header_path()).await?;
         self.delete_at(&self.first_path()).await?;

@@ -4,15 +4,18 @@
 //! *Does not own*: when an entry is released (`table`), names and calls (`folder.rs`).
 //! Keeps P7: bytes of groups that are not trimmed are counted here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use sluice_shared::fault::Point;
 use sluice_shared::ids::WalPosition;
 use tokio::sync::Notify;
 
 use super::super::WalError;
 use super::super::segment::{ENTRY_HEADER, entry_is_whole};
+use super::die_at;
 use super::folder::Folder;
 
 /// Groups that may still be needed.
@@ -21,6 +24,8 @@ pub(crate) struct Groups {
     /// Whether the log was taken over from its writer.
     adopted: bool,
     live: Mutex<BTreeMap<u64, Live>>,
+    /// Of entries that are not released.
+    pub(crate) entry_bytes: AtomicU64,
     /// Told when a group has no entry any more that is needed.
     pub(super) released: Notify,
 }
@@ -33,7 +38,13 @@ struct Live {
 
 impl Groups {
     pub(super) fn new(folder: Folder, adopted: bool) -> Self {
-        Self { folder, adopted, live: Mutex::default(), released: Notify::new() }
+        Self {
+            folder,
+            adopted,
+            live: Mutex::default(),
+            entry_bytes: AtomicU64::new(0),
+            released: Notify::new(),
+        }
     }
 
     fn live(&self) -> MutexGuard<'_, BTreeMap<u64, Live>> {
@@ -103,6 +114,11 @@ impl Groups {
         self.live().keys().next().copied()
     }
 
+    /// All groups that are not trimmed, as far as a list that is behind says nothing of them.
+    pub(super) fn numbers(&self) -> BTreeSet<u64> {
+        self.live().keys().copied().collect()
+    }
+
     /// The groups that can be trimmed, oldest first: what is before any that is still needed.
     pub(super) fn trimmable(&self) -> Vec<u64> {
         let live = self.live();
@@ -115,10 +131,12 @@ impl Groups {
         let numbers = self.trimmable();
         let Some(last) = numbers.last() else { return Ok(false) };
         self.folder.put_first(last + 1).await?;
+        die_at(Point::TrimBefore);
         for number in numbers {
             self.folder.delete(number).await?;
             self.live().remove(&number);
         }
+        die_at(Point::TrimAfter);
         Ok(true)
     }
 

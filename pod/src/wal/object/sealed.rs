@@ -9,6 +9,9 @@
 //! be deleted, which `first.json` says before it is done. A seal stays when all else of its log is deleted: a writer that
 //! was stopped for however long must find it.
 //!
+//! An object that is missing although a later one shows that it was there is no end either: the seal goes behind all that is
+//! there, what is before the gap can be read, and the gap is named when its turn comes.
+//!
 //! *Owns*: the seal, reading a sealed log, deleting it.
 //! *Does not own*: when a log is taken over, what its entries mean (`adopt`).
 
@@ -53,16 +56,7 @@ impl SealedLog {
         }
         let (mut at, listed) = (folder.first().await?, folder.numbers().await?);
         loop {
-            while let Some(bytes) = listed.get(&at) {
-                if *bytes <= SEAL_BYTES && may_end(&folder, at).await? {
-                    break;
-                }
-                at += 1;
-            }
-            if let Some(first) = passed_over(&folder, at, &listed).await? {
-                at = first;
-                continue;
-            }
+            at = end_of(&folder, at, &listed).await?;
             let seal = form::encode_seal(log, &header.owner, adopter, at);
             let put = folder.put_new(at, seal).await?;
             if put == Put::Exists {
@@ -91,6 +85,29 @@ impl SealedLog {
             }
             at = at.max(first);
         }
+    }
+
+    /// What is damaged or missing of a log whose writer is gone, without ending it. None where all of it can be read, or it is
+    /// done with.
+    ///
+    /// # Errors
+    /// `Store`, `NewerFormat`.
+    pub async fn damage(logs: &LogStore, log: LogId) -> Result<Option<WalError>, WalError> {
+        match Self::read_all(logs, log).await {
+            Ok(()) | Err(WalError::Done { .. }) => Ok(None),
+            Err(damage @ WalError::CorruptObject { .. }) => Ok(Some(damage)),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn read_all(logs: &LogStore, log: LogId) -> Result<(), WalError> {
+        let folder = logs.folder(log);
+        let Some(header) = logs.header(log).await? else { return Ok(()) };
+        let (at, listed) = (folder.first().await?, folder.numbers().await?);
+        let end = end_of(&folder, at, &listed).await?;
+        let mut log = Self { header, groups: Arc::new(Groups::new(folder, true)), at, end, chain: None };
+        while log.next_group().await?.is_some() {}
+        Ok(())
     }
 
     /// The entries of the next group, in order; None at the end. `Done` where another pod has committed the log meanwhile.
@@ -154,8 +171,9 @@ impl SealedLog {
         let folder = &self.groups.folder;
         // Whoever else reads it finds out by this that what is missing has been there.
         folder.put_first(self.end).await?;
-        let numbers = folder.numbers().await?;
-        for number in numbers.into_keys().filter(|number| *number != self.end) {
+        let mut numbers = self.groups.numbers();
+        numbers.extend(folder.numbers().await?.into_keys());
+        for number in numbers.into_iter().filter(|number| *number != self.end) {
             folder.delete(number).await?;
         }
         folder.delete_head().await
@@ -191,23 +209,50 @@ fn missing(folder: &Folder, number: u64) -> WalError {
     folder.corrupt(number, reason)
 }
 
-/// Whether a later object shows that the one of this number was there. Answers the first number that is kept, where that
-/// is why it is not there any more.
-async fn passed_over(folder: &Folder, at: u64, listed: &BTreeMap<u64, u64>) -> Result<Option<u64>, WalError> {
+/// The first number from `at` on that holds no group, as far as was listed, and is no gap.
+async fn end_of(folder: &Folder, mut at: u64, listed: &BTreeMap<u64, u64>) -> Result<u64, WalError> {
+    loop {
+        while let Some(bytes) = listed.get(&at) {
+            if *bytes <= SEAL_BYTES && may_end(folder, at).await? {
+                break;
+            }
+            at += 1;
+        }
+        match behind(folder, at, listed).await? {
+            Behind::Nothing => return Ok(at),
+            Behind::Kept(next) | Behind::Gap(next) => at = next,
+        }
+    }
+}
+
+/// What the objects behind a number that is missing say of it.
+enum Behind {
+    /// It was never there, as far as they know.
+    Nothing,
+    /// It was trimmed; from this number on all is kept.
+    Kept(u64),
+    /// It was there. Numbers before this one were too, or are looked at next.
+    Gap(u64),
+}
+
+async fn behind(folder: &Folder, at: u64, listed: &BTreeMap<u64, u64>) -> Result<Behind, WalError> {
     for number in listed.range(at + 1..).map(|(number, _)| *number) {
+        let Some(bytes) = folder.object(number).await? else { continue };
         // So many may be on their way at once: behind a gap they say nothing of what is in it.
-        let is_far = number >= at + FLIGHTS_MAX as u64;
-        let says_so = match folder.object(number).await? {
-            Some(bytes) => match decode(folder, number, &bytes)?.kind {
-                Kind::Group { durable, .. } => is_far || durable >= at,
-                Kind::Seal => false,
-            },
-            None => false,
+        let far = number.saturating_sub(FLIGHTS_MAX as u64);
+        let says_so = match decode(folder, number, &bytes) {
+            Ok(Object { kind: Kind::Group { durable, .. }, .. }) => at <= far || durable >= at,
+            // It is put where the first object is missing, or behind a gap.
+            Ok(Object { kind: Kind::Seal, .. }) => true,
+            // What it said nobody knows: rather a gap that is none than a seal before records that were told of.
+            Err(WalError::CorruptObject { .. }) => true,
+            Err(error) => return Err(error),
         };
         if says_so {
             let first = folder.first().await?;
-            return if first > at { Ok(Some(first)) } else { Err(missing(folder, at)) };
+            // Without a step for each number of a gap, which can be as long as the log ever was.
+            return Ok(if first > at { Behind::Kept(first) } else { Behind::Gap((at + 1).max(far + 1)) });
         }
     }
-    Ok(None)
+    Ok(Behind::Nothing)
 }

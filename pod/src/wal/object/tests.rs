@@ -22,6 +22,8 @@ enum Call {
     Put,
     Get,
     Delete,
+    /// With a fault nothing is listed: it is behind.
+    List,
 }
 
 /// What goes wrong with it.
@@ -120,7 +122,10 @@ impl ObjectStore for Faulty {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
-        self.store.list(prefix)
+        match self.fault(Call::List, &Path::default()) {
+            Some(_) => futures_util::stream::empty().boxed(),
+            None => self.store.list(prefix),
+        }
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> StoreResult<ListResult> {
@@ -184,6 +189,16 @@ impl Rig {
         let listed: Vec<_> = self.store.store.list(Some(&folder)).collect().await;
         let name = |meta: ObjectMeta| meta.location.filename().expect("a name").to_owned();
         listed.into_iter().map(|meta| name(meta.expect("listed"))).collect()
+    }
+
+    /// Takes objects away, as nobody should.
+    async fn delete(&self, wal: &Wal, numbers: Range<u64>) {
+        let paths = numbers.map(|number| Ok(self.path(wal, number))).collect::<Vec<_>>();
+        self.store
+            .store
+            .delete_stream(futures_util::stream::iter(paths).boxed())
+            .for_each(async |_| {})
+            .await;
     }
 
     fn path(&self, wal: &Wal, number: u64) -> Path {
@@ -437,6 +452,39 @@ async fn all_of_a_drained_log_is_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_that_is_behind_leaves_no_records_without_a_header() {
+    let rig = Rig::new(Faulty::default());
+    let (drained, adopted) = (rig.begin().await, rig.begin().await);
+    let kept = [put(&drained, 0..3).await, put(&adopted, 0..3).await];
+    let mut sealed = rig.seal(&adopted).await.expect("there");
+    read(&mut sealed).await;
+    rig.store.plan(|call, _| (call == Call::List).then_some(Fault::Refused));
+    drained.close_for_good().await.expect("deleted");
+    sealed.delete().await.expect("deleted");
+    assert_eq!(rig.names(&drained).await, [""; 0]);
+    assert_eq!(rig.names(&adopted).await, [format!("{:020}", 4)]);
+    drop(kept);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_stopped_writer_puts_behind_the_seal_when_all_is_done_is_no_damage() {
+    let rig = Rig::new(Faulty::default());
+    let wal = rig.begin().await;
+    drop(put(&wal, 0..3).await);
+    let late = rig.store.store.get_opts(&rig.path(&wal, 3), GetOptions::default()).await.expect("there");
+    let late = late.bytes().await.expect("read");
+    let mut sealed = rig.seal(&wal).await.expect("there");
+    read(&mut sealed).await;
+    sealed.delete().await.expect("deleted");
+    rig.logs.folder(wal.log_id()).put_new(6, late.clone()).await.expect("put");
+    assert_eq!(rig.logs.header(wal.log_id()).await.expect("done with"), None);
+    // One before the seal was told of, and must not be without a header.
+    rig.logs.folder(wal.log_id()).put_new(3, late).await.expect("put");
+    let missed = rig.logs.header(wal.log_id()).await.expect_err("records without a header").to_string();
+    assert!(missed.contains("header.json"), "{missed}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn two_adopters_read_the_same_and_one_deletes_it_under_the_other() {
     let rig = Rig::new(Faulty::default());
     let wal = rig.begin().await;
@@ -500,17 +548,12 @@ async fn what_is_damaged_or_missing_is_named_and_never_passed_over() {
         let path = rig.path(&wal, number);
         let object = rig.store.store.get_opts(&path, GetOptions::default()).await.expect("there");
         let mut bytes = object.bytes().await.expect("read").to_vec();
+        let kept = bytes.clone();
         match change(&mut bytes) {
             true => {
                 drop(rig.store.store.put_opts(&path, bytes.into(), PutOptions::default()).await.expect("put"))
             }
-            false => {
-                rig.store
-                    .store
-                    .delete_stream(futures_util::stream::iter([Ok(path)]).boxed())
-                    .for_each(async |_| {})
-                    .await
-            }
+            false => rig.delete(&wal, number..number + 1).await,
         }
         let mut whole = 0;
         let error = match SealedLog::seal(&rig.logs, wal.log_id(), &pod("pod-2")).await {
@@ -528,10 +571,14 @@ async fn what_is_damaged_or_missing_is_named_and_never_passed_over() {
         };
         let (error, name) = (error.to_string(), format!("{number:020}"));
         assert!(error.contains(&name) && error.contains("corrupt"), "{what} of group {number}: {error}");
-        // What is before an object that is there and damaged is read all the same.
-        assert!(what == "the object" || whole == number - 1, "{what} of group {number}: {whole} before it");
+        // What is before it is read all the same.
+        assert_eq!(whole, number - 1, "{what} of group {number}");
         // The log is not ended, nor deleted: with the object restored all is there.
         assert!(rig.logs.header(wal.log_id()).await.expect("read").is_some());
+        drop(rig.store.store.put_opts(&rig.path(&wal, number), kept.into(), PutOptions::default()).await);
+        let (entries, _) = read(&mut rig.seal(&wal).await.expect("there")).await;
+        assert_eq!(entries, payloads(0..9), "{what} of group {number}, restored");
+        append(&wal, payload(9)).await.await.expect_err("its writer is fenced");
     };
     for number in [1, 2, 5, 8, 9] {
         check("a bit of the header", number, |bytes| {
@@ -559,6 +606,36 @@ async fn what_is_damaged_or_missing_is_named_and_never_passed_over() {
             check("the object", number, |_| false).await;
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gap_hides_nothing_before_it_whatever_is_behind_it() {
+    let rig = Rig::new(Faulty::default());
+    let wal = rig.begin().await;
+    put(&wal, 0..30).await;
+    let opened = async || {
+        let mut sealed = rig.seal(&wal).await.expect("there");
+        let mut whole = 0;
+        loop {
+            match sealed.next_group().await {
+                Ok(group) => whole += u64::from(group.is_some()),
+                Err(error) => return (whole, error.to_string()),
+            }
+        }
+    };
+    rig.delete(&wal, 12..13).await;
+    // Another one behind it, whose object says nothing any more; and a long one.
+    let cut = rig.path(&wal, 13);
+    rig.store.store.put_opts(&cut, vec![7].into(), PutOptions::default()).await.expect("put");
+    for numbers in [14..15, 20..30, 14..31] {
+        rig.delete(&wal, numbers.clone()).await;
+        let (whole, error) = opened().await;
+        assert!(whole == 11 && error.contains(&format!("{:020}", 12)), "{numbers:?}: {whole} {error}");
+    }
+    // The first ones are gone, with what says that they had not to be there.
+    rig.delete(&wal, 1..12).await;
+    let (whole, error) = opened().await;
+    assert!(whole == 0 && error.contains(&format!("{:020}", 1)), "{whole} {error}");
 }
 
 #[tokio::test(start_paused = true)]

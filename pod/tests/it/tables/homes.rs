@@ -209,6 +209,8 @@ impl Peer {
             log: LogEntry { log: pod.wal.log_id(), pod: id.clone() },
             logs: kept(root).logs(),
             adoptions: Adoptions::default(),
+            hears: Arc::new(|| Box::pin(std::future::ready(()))),
+            taken_over_within: Duration::ZERO,
         };
         let served = Served {
             tables: pod.tables.clone(),

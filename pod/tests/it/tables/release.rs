@@ -196,6 +196,37 @@ async fn a_pod_that_does_not_answer_may_have_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_pod_that_is_back_and_was_not_heard_of_yet_is_not_given_up() {
+    let root = TempDir::new().expect("a directory");
+    let peers = pool(root.path(), 3).await;
+    peers[2].table().await;
+    let (log, id) = (peers[2].pod.wal.log_id(), peers[2].id.clone());
+    peers[2].pod.tables.owners().note(log, &id).await.expect("noted");
+    peers[1].send(vec![run(&stream("s"), 1, 10, 20)]).await;
+    held(&peers[1], 1).await;
+    let others = || PoolView::new(peers[..2].iter().map(|peer| peer.view(Phase::Active)));
+    let (asked, all) = (peers[0].pool.clone(), peers.iter().map(|peer| peer.view(Phase::Active)));
+    let all = PoolView::new(all);
+    let hears = move || {
+        asked.update(all.clone());
+        Box::pin(std::future::ready(())) as _
+    };
+    let releaser = Releaser { hears: Arc::new(hears), ..peers[0].served.releaser.clone() };
+    let by_pod = ReleaseRequest { pod: id.as_str().to_owned(), ..ReleaseRequest::default() };
+    for request in [of_log(log, false), by_pod] {
+        peers[0].pool.update(others());
+        let error = release(&releaser, request).await.expect_err("it is there");
+        assert!(error.code == "log_in_use" && error.message.contains("is there, and writes it"), "{error}");
+        assert_eq!(peers[0].pod.tables.drained_logs().released(log).await.expect("read"), None);
+    }
+    // One that stays away is.
+    peers[0].pool.update(others());
+    let report = release(&peers[0].served.releaser, of_log(log, false)).await.expect("given up");
+    assert_eq!(ranges(&report, "given_up"), [range("s", 1, 0, 10)]);
+    stop(peers).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_run_that_comes_after_all_is_there_once_or_given_up() {
     for seed in 0..12 {
         println!("seed {seed}");
@@ -251,6 +282,8 @@ fn alone(pod: &Pod) -> Releaser {
         log: LogEntry { log: pod.wal.log_id(), pod: "pod-1".parse().expect("valid") },
         logs: kept(&pod.root).logs(),
         adoptions: Adoptions::default(),
+        hears: Arc::new(|| Box::pin(std::future::ready(()))),
+        taken_over_within: DEADLINE,
     }
 }
 
@@ -359,21 +392,19 @@ async fn a_damaged_log_in_the_store_is_given_up_from_its_damage_on_and_stays_as_
     bytes[middle] ^= 1;
     std::fs::write(&object, bytes).expect("damaged");
     pod.offer(&table, batch(&table, vec![run(&s, 1, 30, 40)])).await;
-    let adoptions = adopts(&pod, "pod-2", Duration::ZERO);
-    committed(&table, std::slice::from_ref(&s), 10).await;
-    let releaser = Releaser { adoptions, ..alone(&pod) };
-    let given_up = async {
-        loop {
-            match release(&releaser, of_log(log, false)).await {
-                // The adopter is just about to see the damage.
-                Err(error) if ["log_in_use", "log_is_whole"].contains(&error.code.as_str()) => {
-                    tokio::task::yield_now().await;
-                }
-                report => return report.expect("given up"),
-            }
+    // Nobody knows of the damage, and what is before it is in no table.
+    let none = Releaser { taken_over_within: Duration::ZERO, ..alone(&pod) };
+    for dry_run in [true, false] {
+        let error = release(&none, of_log(log, dry_run)).await.expect_err("what is before it is not lost");
+        assert_eq!(error.code, "log_not_read", "{error}");
+        for part in [&log.0.to_string(), &format!("{:020}", 2), "pod.adopt_after_ms", "--whole"] {
+            assert!(error.message.contains(part), "{part:?} is not in {error}");
         }
-    };
-    let report = tokio::time::timeout(DEADLINE, given_up).await.expect("in time");
+    }
+    assert_eq!(pod.tables.drained_logs().released(log).await.expect("read"), None);
+    // As after a restart: a pod comes to it while the release waits.
+    let releaser = Releaser { adoptions: adopts(&pod, "pod-2", Duration::ZERO), ..alone(&pod) };
+    let report = release(&releaser, of_log(log, false)).await.expect("given up");
     assert_eq!(ranges(&report, "given_up"), [range("s", 1, 10, 30)]);
     committed(&table, &[s], 40).await;
     assert_eq!(verified(root.path(), "s").await, (20, 0));
