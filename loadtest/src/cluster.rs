@@ -222,11 +222,7 @@ impl Process {
     /// # Errors
     /// It is gone.
     pub fn resident_bytes(&self) -> anyhow::Result<u64> {
-        let path = format!("/proc/{}/status", self.pid());
-        let status = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|line| line.trim().strip_suffix("kB")).with_context(|| path.clone())?;
-        Ok(kib.trim().parse::<u64>()? << 10)
+        resident_bytes_of(self.pid())
     }
 
     /// The end of what it printed.
@@ -278,6 +274,18 @@ fn send_signal(pid: u32, signal: i32) -> anyhow::Result<()> {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error().into()),
     }
+}
+
+/// Memory of a process that is not swapped out.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn resident_bytes_of(pid: u32) -> anyhow::Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let status = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")).with_context(|| path.clone())?;
+    Ok(kib.trim().parse::<u64>()? << 10)
 }
 
 /// CPU time of a process (a pid, or `self`).

@@ -124,15 +124,6 @@ pub struct Run {
     pub cpu_s_per_gb: f64,
 }
 
-/// The runs of one receiver.
-#[derive(Debug, Clone, Serialize)]
-pub struct Side {
-    /// Each, in order.
-    pub runs: Vec<Run>,
-    /// The one with the median CPU time.
-    pub median: Run,
-}
-
 /// Figures of one edge with one shape of records.
 #[derive(Debug, Clone, Serialize)]
 pub struct EdgeFigures {
@@ -142,10 +133,10 @@ pub struct EdgeFigures {
     pub shape: &'static str,
     /// Bytes of a message's payload, on average.
     pub message_bytes: f64,
-    /// The gateway.
-    pub gateway: Side,
-    /// A receiver that does nothing but forward.
-    pub bare: Side,
+    /// Each run of the gateway, in order,
+    pub gateway: Vec<Run>,
+    /// and of a receiver that does nothing but forward.
+    pub bare: Vec<Run>,
 }
 
 /// Who receives.
@@ -209,14 +200,7 @@ async fn run_edge(
     }
     let bytes: usize = load.messages.iter().map(|message| message.bytes).sum();
     let message_bytes = bytes as f64 / load.messages.len() as f64;
-    Ok(EdgeFigures { edge: *edge, shape: name, message_bytes, gateway: side(gateway), bare: side(bare) })
-}
-
-fn side(runs: Vec<Run>) -> Side {
-    let mut by_cpu = runs.clone();
-    by_cpu.sort_by(|one, other| one.cpu_s_per_gb.total_cmp(&other.cpu_s_per_gb));
-    let median = by_cpu.swap_remove(by_cpu.len() / 2);
-    Side { runs, median }
+    Ok(EdgeFigures { edge: *edge, shape: name, message_bytes, gateway, bare })
 }
 
 /// Fresh processes each time: nothing is carried over.
@@ -332,11 +316,5 @@ mod tests {
             assert_eq!(address_in(line).expect(line).port(), 7);
         }
         address_in("listens on nothing").expect_err("no address");
-    }
-
-    #[test]
-    fn the_median_is_that_of_the_cpu_time() {
-        let run = |cpu_s_per_gb| Run { records: 1, mb_per_s: 1.0, records_per_s: 1.0, cpu_s_per_gb };
-        assert_eq!(side([3.0, 1.0, 2.0].map(run).to_vec()).median.cpu_s_per_gb, 2.0);
     }
 }

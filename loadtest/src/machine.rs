@@ -49,6 +49,8 @@ pub struct Limits {
     pub disk: Disk,
     /// One TCP connection over loopback, MB/s.
     pub loopback_mb_per_s: f64,
+    /// CPU time of its receiver.
+    pub receive_cpu_s_per_gb: f64,
     /// Copying 64 MiB, MB/s.
     pub memcpy_mb_per_s: f64,
     /// Of the records of row (a).
@@ -115,8 +117,10 @@ impl Codec {
 /// Anything that cannot be measured.
 pub fn measure(dir: &Path, [arrow, json, protobuf]: [&Feed; 3], lasts: Duration) -> anyhow::Result<Limits> {
     let disk = disk(dir, lasts).with_context(|| format!("disk below {}", dir.display()))?;
+    let loopback = loopback(lasts).context("loopback")?;
     Ok(Limits {
-        loopback_mb_per_s: loopback(lasts).context("loopback")?,
+        loopback_mb_per_s: loopback.mb_per_s(),
+        receive_cpu_s_per_gb: loopback.cpu_s_per_gb(),
         memcpy_mb_per_s: memcpy(lasts),
         arrow: codec(arrow, &disk, lasts).context("Arrow")?,
         json: codec(json, &disk, lasts).context("JSON")?,
@@ -258,7 +262,7 @@ impl Drop for Target {
     }
 }
 
-fn loopback(lasts: Duration) -> anyhow::Result<f64> {
+fn loopback(lasts: Duration) -> anyhow::Result<Timed> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let sender = std::thread::spawn(move || -> std::io::Result<()> {
@@ -272,16 +276,16 @@ fn loopback(lasts: Duration) -> anyhow::Result<f64> {
     });
     let (mut socket, _) = listener.accept()?;
     let mut bytes = vec![0; SOCKET_BYTES];
-    let (started, mut total) = (Instant::now(), 0);
+    let (started, cpu, mut total) = (Instant::now(), thread_cpu()?, 0);
     loop {
         match socket.read(&mut bytes)? {
             0 => break,
             read => total += read as u64,
         }
     }
-    let seconds = started.elapsed().as_secs_f64();
+    let (wall, cpu) = (started.elapsed(), thread_cpu()?.saturating_sub(cpu));
     sender.join().ok().context("the sender panicked")??;
-    Ok(total as f64 / 1e6 / seconds)
+    Ok(Timed { bytes: total, wall, cpu })
 }
 
 /// `bytes` there, a few back.

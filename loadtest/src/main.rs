@@ -167,14 +167,27 @@ struct ClusterArgs {
 #[derive(clap::Args)]
 struct BenchArgs {
     /// Length of a run; of edges at most 3.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// Runs of each row; the one with the median rate counts.
-    #[arg(long, default_value_t = 3)]
-    runs: usize,
-    /// Rows to run, such as `ab`; `e` for the edges [default: all].
-    #[arg(long, default_value = "")]
+    /// Runs of each row; of each figure the median counts.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    runs: u64,
+    /// Rows to run, such as `ab`: `a`, `b`, `c`, `q`, `d`; `s`, `t`, `v` for streams, tables and versions that become more, `m`
+    /// for memory, `e` for the edges [default: all].
+    #[arg(long, default_value = "", value_parser = bench::parse_rows)]
     rows: String,
+    /// Streams of one table, at most.
+    #[arg(long, default_value_t = 10_000)]
+    streams: usize,
+    /// Tables of 1,000 streams, at most.
+    #[arg(long, default_value_t = 1_000)]
+    tables: usize,
+    /// Versions of a table.
+    #[arg(long, default_value_t = 10_000)]
+    versions: usize,
+    /// How long a pod's memory is looked at.
+    #[arg(long, default_value_t = 600)]
+    memory_seconds: u64,
     /// Neither limits nor aims: only whether it works, and how fast.
     #[arg(long)]
     no_aims: bool,
@@ -333,11 +346,13 @@ async fn run_bench(sluice: PathBuf, args: BenchArgs) -> anyhow::Result<ExitCode>
     let options = bench::Options {
         dir: args.dir.unwrap_or_else(|| bench::default_dir(&sluice)),
         sluice,
-        run: Duration::from_secs(args.seconds.max(1)),
-        runs: args.runs,
+        run: Duration::from_secs(args.seconds),
+        runs: usize::try_from(args.runs)?,
         with_limits: !args.no_aims,
         only: args.rows.chars().collect(),
         loadtest: Some(edges::find_loadtest()?),
+        growth: bench::GrowthMax { streams: args.streams, tables: args.tables, versions: args.versions },
+        memory: Duration::from_secs(args.memory_seconds),
     };
     let report = Report::new(bench::run(&options, &|what| eprintln!("bench: {what}")).await?);
     tell(&report, args.json.as_deref())
@@ -355,7 +370,7 @@ async fn run_edges(sluice: PathBuf, args: EdgesArgs) -> anyhow::Result<ExitCode>
         only: args.edges,
     };
     let edges = edges::run(&options, &|what| eprintln!("edges: {what}")).await?;
-    let figures = Figures { rows: Vec::new(), edges, limits: None, with_aims: !args.no_aims };
+    let figures = Figures { edges, with_aims: !args.no_aims, ..Figures::default() };
     tell(&Report::new(figures), args.json.as_deref())
 }
 

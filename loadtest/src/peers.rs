@@ -20,7 +20,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde::Serialize;
 
-use crate::bench::Quantiles;
+use crate::bench::run::Quantiles;
 use crate::machine::{self, Steps};
 
 /// A step of more than this is measured as one of this: what the machine's own measure holds.

@@ -147,13 +147,13 @@ impl<T: Target> Producer<T> {
         Ok(Idle { _opened: self.opened })
     }
 
-    /// Sends the messages, over and over, until `deadline`; then waits until all is committed.
+    /// Sends the messages, over and over, from the one with this number on, until `deadline`; then waits until all is committed.
     ///
     /// # Errors
     /// A lost connection, a rejected record, an answer that makes no sense.
     pub(crate) async fn run(
         self,
-        messages: &[Message],
+        (messages, first): (&[Message], usize),
         pace: Pace,
         deadline: Instant,
         latencies: &Mutex<Latencies>,
@@ -164,7 +164,7 @@ impl<T: Target> Producer<T> {
             Pace::Full | Pace::Each(_) => (room.bytes / WINDOW_UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS),
         };
         let flight = Flight { room: Semaphore::new(window), queues: Mutex::default() };
-        let schedule = Schedule { messages, pace, deadline, window };
+        let schedule = Schedule { messages, first, pace, deadline, window };
         let write = write(&mut out, &flight, &schedule, next_offset);
         let read = read(&mut answers, &flight, latencies);
         let ((records, bytes), ()) = tokio::try_join!(write, read)?;
@@ -175,6 +175,7 @@ impl<T: Target> Producer<T> {
 
 struct Schedule<'a> {
     messages: &'a [Message],
+    first: usize,
     pace: Pace,
     deadline: Instant,
     window: usize,
@@ -205,7 +206,8 @@ async fn write(
     if let Some(ticks) = &mut ticks {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     }
-    for message in schedule.messages.iter().cycle() {
+    let begin = schedule.first % schedule.messages.len().max(1);
+    for message in schedule.messages.iter().cycle().skip(begin) {
         if let Some(ticks) = &mut ticks {
             ticks.tick().await;
         }

@@ -1,9 +1,40 @@
-//! How a pod's threads share the cores: the log's go first, those that encode files let all others go first.
+//! How a pod's threads share the cores: the log's go first, those that encode files let all others go first; and how much of one
+//! kind of work that blocks is done at a time.
 //!
 //! *Owns*: what is asked of the scheduler, on the calling thread. All of it may be refused: then things are slower.
 //! *Does not own*: which threads there are.
 
 use std::cell::Cell;
+
+use sluice_shared::lifecycle::blocking;
+use tokio::sync::Semaphore;
+use tokio::task::JoinError;
+
+/// Work that holds a thread of the runtime's pool, so much of it at one time. That pool is bounded (512): where work of the one
+/// kind could fill it, and waits for work of another kind that needs a thread too, all would wait for ever.
+pub struct Crew(Semaphore);
+
+impl Crew {
+    /// Of so many.
+    pub const fn of(places: usize) -> Self {
+        Self(Semaphore::const_new(places))
+    }
+
+    /// Waits for a place, and begins the work: what is answered waits for its end. Where that is dropped the work goes on, and
+    /// keeps its place.
+    pub async fn begin<T: Send + 'static>(
+        &'static self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = Result<T, JoinError>> + Send {
+        // It is never closed.
+        let place = self.0.acquire().await.ok();
+        blocking(move || {
+            let done = work();
+            drop(place);
+            done
+        })
+    }
+}
 
 /// The longest slice that the kernel knows.
 const LONG_SLICE_NS: u64 = 100_000_000;
@@ -41,4 +72,34 @@ pub fn give_way() {
     // SAFETY: 0 is the calling thread, and the attributes live through the call, which only reads them. A kernel that
     // does not know slices ignores them.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::runtime::{Builder, Handle};
+    use tokio::task::{JoinSet, spawn_blocking};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Each holds one of four threads while it waits for another one of them.
+    #[test]
+    fn work_that_waits_for_the_pool_leaves_it_room() {
+        static CREW: Crew = Crew::of(3);
+        let runtime =
+            Builder::new_multi_thread().worker_threads(2).max_blocking_threads(4).enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let mut works = JoinSet::new();
+            for number in 0..100 {
+                let here = Handle::current();
+                let work = move || here.block_on(spawn_blocking(move || number)).expect("it counts");
+                works.spawn(async move { CREW.begin(work).await.await.expect("it waits") });
+            }
+            let done =
+                timeout(Duration::from_secs(60), works.join_all()).await.expect("all have come to their end");
+            assert_eq!(done.iter().sum::<i32>(), 4950);
+        });
+    }
 }

@@ -15,10 +15,11 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::calls::{Calls, Peer};
 use super::{Run, Work};
-use crate::bench::{FEED_BYTES, quantiles};
+use crate::bench::FEED_BYTES;
+use crate::bench::run::quantiles;
 use crate::cluster::cpu_of;
 use crate::edges::{Edge, Transport};
-use crate::load::messages::{Load, Message};
+use crate::load::messages::Load;
 use crate::load::target::{Ask, Target};
 use crate::producer::{Latencies, Pace, Producer, Sent, SharedLatencies};
 use crate::workload::Shape;
@@ -29,8 +30,8 @@ pub(super) const TABLE: &str = "bench";
 pub(super) const SHAPE: Shape = Shape::Blob;
 /// Connections that are being made at the same time: listen queues are short.
 const CONNECTING_MAX: usize = 32;
-/// Of the batches that are made beforehand each stream sends so many, over and over, and each begins elsewhere.
-const STREAM_BATCHES_MAX: usize = 400;
+/// Each stream begins so many batches after the one before, so that they do not all send the same.
+const STREAM_STEP: usize = 400;
 
 /// The batches of a work, as a transport takes them.
 pub(super) fn batches(transport: Transport, encoding: Encoding, work: &Work) -> anyhow::Result<Load> {
@@ -185,10 +186,7 @@ impl<T: Target> StreamTask<T> {
     async fn send(&mut self, producer: Producer<T>) -> anyhow::Result<Sent> {
         let deadline = *self.started.wait_for(Option::is_some).await?;
         let deadline = deadline.context("just waited for it")?;
-        let all = &self.load.messages;
-        let first = self.number * STREAM_BATCHES_MAX % all.len();
-        let (end, begin) = all.split_at(first);
-        let batches: Vec<Message> = begin.iter().chain(end).take(STREAM_BATCHES_MAX).cloned().collect();
-        producer.run(&batches, self.pace, deadline, &self.latencies).await
+        let batches = (&*self.load.messages, self.number * STREAM_STEP);
+        producer.run(batches, self.pace, deadline, &self.latencies).await
     }
 }

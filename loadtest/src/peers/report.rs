@@ -240,7 +240,7 @@ fn by_run(side: &Side) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Quantiles;
+    use crate::bench::run::Quantiles;
     use crate::peers::{Durability, WORKS};
 
     fn side(name: &'static str, flushed: bool, records_per_s: f64) -> Side {

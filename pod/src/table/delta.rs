@@ -41,6 +41,7 @@ use sluice_shared::table::TableSpec;
 
 use super::directory;
 use super::executor::Executor;
+use crate::threads::Crew;
 
 /// The application transaction that names a version's watermark map.
 pub const TRANSACTION: &str = "sluice.watermarks";
@@ -53,6 +54,10 @@ const TRANSACTION_RETENTION: &str = "delta.setTransactionRetentionDuration";
 
 /// Where a table is made in memory before it is made in earnest.
 const REHEARSAL_URL: &str = "memory:///table/";
+
+/// Each holds a thread while the store's own work, which it waits for, needs another one.
+static KERNEL: Crew = Crew::of(KERNEL_CALLS_MAX);
+const KERNEL_CALLS_MAX: usize = 64;
 
 type Engine = DefaultEngine<Executor>;
 
@@ -539,7 +544,7 @@ fn url(directory: &Path) -> String {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DeltaError> + Send + 'static,
 ) -> Result<T, DeltaError> {
-    sluice_shared::lifecycle::blocking(work).await?
+    KERNEL.begin(work).await.await?
 }
 
 /// A listing of a local directory can show version n + 1 without n: it is whole the next time.

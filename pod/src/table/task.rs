@@ -5,15 +5,17 @@
 //! (`home`), the way there, which may lead to another pod (`route`), files (`parquet`).
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::num::NonZero;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use sluice_shared::fault::{self, Bug, Point};
 use sluice_shared::ids::StreamId;
-use sluice_shared::lifecycle::{TaskScope, blocking};
+use sluice_shared::lifecycle::TaskScope;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -28,6 +30,7 @@ use super::round::{Entry, Progress, Round, Written, groups, sources};
 use super::route::{Known, Marks, News, Routed};
 use super::watermark::{RunKey, Verdict, WatermarkMap, judge};
 use crate::stream::progress::StreamProgress;
+use crate::threads::Crew;
 use crate::wal::WalError;
 
 /// With held runs the table is read anew at least so often (DESIGN section 11 rule 10).
@@ -46,6 +49,10 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Files that one flush encodes at the same time at most.
 const FILES_AT_ONCE_MAX: usize = 8;
+
+/// Files that all tables encode at the same time at most: more would only take memory, and threads, from each other.
+static ENCODERS: LazyLock<Crew> =
+    LazyLock::new(|| Crew::of((2 * available_parallelism().map_or(1, NonZero::get)).max(FILES_AT_ONCE_MAX)));
 
 /// What to do next.
 enum Next {
@@ -518,7 +525,7 @@ impl TableTask {
         for group in groups(at_hand, pieces, self.table.config.target_file_bytes) {
             let sources = sources(at_hand, &group);
             let shape = Arc::clone(shape);
-            encoding.push((group, blocking(move || encode(&shape, &sources))));
+            encoding.push((group, ENCODERS.begin(move || encode(&shape, &sources)).await));
         }
         for (group, encoded) in encoding {
             let encoded = encoded.await??;
@@ -632,7 +639,7 @@ async fn at(deadline: Option<Instant>) {
 }
 
 fn files_at_once() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(FILES_AT_ONCE_MAX)
+    available_parallelism().map_or(1, NonZero::get).min(FILES_AT_ONCE_MAX)
 }
 
 #[cfg(test)]

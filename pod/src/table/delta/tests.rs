@@ -11,6 +11,9 @@ use object_store::{
     PutOptions, PutPayload, PutResult, Result,
 };
 use tempfile::TempDir;
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::*;
 
@@ -129,4 +132,28 @@ async fn a_store_that_fails_is_no_table_that_is_gone() {
     assert!(matches!(delta.commit(&version, Vec::new(), Vec::new()).await, Put::Unknown(_)));
     std::fs::remove_file(&log).expect("removed");
     assert!(matches!(delta.commit(&version, Vec::new(), Vec::new()).await, Put::Conflict));
+}
+
+/// The kernel holds a thread while it waits for the store, which needs one too.
+#[test]
+fn more_tables_than_there_are_threads_commit_at_once() {
+    let threads = KERNEL_CALLS_MAX + 1;
+    let runtime =
+        Builder::new_multi_thread().worker_threads(2).max_blocking_threads(threads).enable_all().build();
+    runtime.expect("a runtime").block_on(async move {
+        let dir = TempDir::new().expect("temporary directory");
+        let root = Path::from_absolute_path(dir.path().canonicalize().expect("there")).expect("a path");
+        let delta = Arc::new(Delta::new(Arc::new(LocalFileSystem::new())));
+        let commit = |number: usize| {
+            let (delta, directory) = (Arc::clone(&delta), root.clone().join(format!("t{number}")));
+            async move {
+                delta.create(&directory, &spec().schema, &spec()).await.expect("made");
+                let version = delta.load(&directory).await.expect("there");
+                delta.commit(&version, Vec::new(), vec![("a".to_owned(), 1)]).await
+            }
+        };
+        let commits: JoinSet<Put> = (0..2 * threads).map(commit).collect();
+        let done = timeout(Duration::from_secs(60), commits.join_all()).await.expect("none waits for ever");
+        assert!(done.iter().all(|put| matches!(put, Put::Committed(_))), "{done:?}");
+    });
 }
