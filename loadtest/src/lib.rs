@@ -27,6 +27,7 @@ pub(crate) mod producer;
 pub mod load;
 pub mod edges;
 pub mod bench;
+pub mod peers;
 pub mod report;
 pub mod plot;
 pub mod sim;

@@ -84,7 +84,7 @@ pub(crate) struct Sent {
 
 /// An open stream.
 pub(crate) struct Producer<T: Target> {
-    opened: Opened<T>,
+    pub(crate) opened: Opened<T>,
 }
 
 /// A stream that has nothing more to say and stays open.

@@ -213,7 +213,7 @@ async fn next_report(reports: &mut mpsc::Receiver<Report>) -> Report {
     reports.recv().await.context("a stream's task panicked")?
 }
 
-pub(super) fn quantiles(histogram: &Histogram<u64>) -> Quantiles {
+pub(crate) fn quantiles(histogram: &Histogram<u64>) -> Quantiles {
     let ms = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
     Quantiles { p50_ms: ms(0.5), p99_ms: ms(0.99) }
 }
