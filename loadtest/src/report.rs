@@ -208,11 +208,13 @@ fn paced_lines(key: char, paced: &Paced) -> Vec<Figure> {
     ]
 }
 
+const DURABLE: fn(&Run) -> f64 = |run| run.durable_records_per_s;
+const COMMITTED: fn(&Run) -> f64 = |run| run.records_per_s;
+
 /// Beside the first, and judged by it.
 fn growth_lines(growth: &Growth) -> Vec<Figure> {
     let of = growth.of;
-    let rates: [(_, fn(&Run) -> f64); 2] =
-        [("durable", |run| run.durable_records_per_s), ("committed", |run| run.records_per_s)];
+    let rates = [("durable", DURABLE), ("committed", COMMITTED)];
     let lines = rates.iter().flat_map(|(what, rate)| {
         let rate_of = |point: &Point| median(&point.runs, rate);
         let first = growth.points.first().map_or(f64::NAN, rate_of);

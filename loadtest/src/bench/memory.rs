@@ -4,7 +4,7 @@
 //! *Does not own*: the run.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -18,14 +18,14 @@ const CLEARED_AFTER: Duration = Duration::from_secs(60);
 
 /// Looks until it is told to end.
 pub(super) struct Watch {
-    end: mpsc::Sender<()>,
+    end: SyncSender<()>,
     thread: JoinHandle<anyhow::Result<Vec<u64>>>,
 }
 
 impl Watch {
     /// `cleared`: directories of tables whose data files go when they are old. No reader may come to them.
     pub(super) fn start(pid: u32, cleared: Vec<PathBuf>) -> Self {
-        let (end, ended) = mpsc::channel();
+        let (end, ended) = sync_channel(1);
         let thread = std::thread::spawn(move || {
             let mut seen = Vec::new();
             while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {

@@ -147,7 +147,7 @@ async fn measure<T: Target>(
 ) -> anyhow::Result<Run> {
     let client = Client::connect(cluster.url()).await?;
     for number in 0..load.tables {
-        client.stream(&table(number)).schema(feed.shape.schema()).open().await?.finish().await?;
+        client.stream(table(number)).schema(feed.shape.schema()).open().await?.finish().await?;
     }
     let latencies: SharedLatencies = Arc::new(Mutex::new(Latencies::new()?));
     let (go, started) = watch::channel(None::<Instant>);
