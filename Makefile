@@ -13,7 +13,7 @@ FLIGHTS := target/flights/flights.parquet
 SUDO    := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench chaos soak elastic sim-placement sim-policy sim-cluster fuzz quickstart-test conformance conformance-short h2load clean
+.PHONY: run test lint bench bench-micro chaos soak elastic sim-placement sim-policy sim-cluster fuzz quickstart-test conformance conformance-short h2load clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -82,6 +82,11 @@ bench:
 	cargo build --release --manifest-path $(RUST_SDK)/Cargo.toml --locked --target-dir target/conformance-rust
 	@missed=0; target/release/loadtest bench || missed=1; \
 		python3 deploy/conformance/zerobus_rust_rate.py target/release/sluice || missed=1; exit $$missed
+
+# Each step that every record takes, alone; BENCHES are parts of names (`make bench-micro BENCHES='lane log'`). Of the workspace,
+# as all builds are: with one package alone the dependencies would be built anew, with other features.
+bench-micro:
+	cargo bench --workspace --bench micro -- $(BENCHES)
 
 # Everything that can happen to a pool, for SECONDS, by the schedule of SEED (a random one where there is none): 60 s of it
 # are in `make test`. Fails where a promise is broken.
