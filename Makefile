@@ -15,7 +15,7 @@ FLIGHTS := target/flights/flights.parquet
 SUDO    := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 NEXTEST := cargo nextest run --workspace --no-fail-fast
 
-.PHONY: run test lint bench bench-peers peers-short chaos soak elastic sim-placement sim-policy sim-cluster fuzz quickstart-test conformance conformance-short h2load clean
+.PHONY: run test lint bench bench-peers bench-micro peers-short chaos soak elastic sim-placement sim-policy sim-cluster fuzz quickstart-test conformance conformance-short h2load clean
 
 # Builds, starts Sluice, streams the flights of 2013 into it, and compares the table with the source.
 run: $(FLIGHTS)
@@ -103,6 +103,11 @@ peers-short:
 		cargo build --release --manifest-path $(PEERS)/Cargo.toml --locked --target-dir target/peers && \
 		$(BENCH_PEERS) --short --sluice target/debug/sluice --nats-server $(NATS)/bin/nats-server; \
 	else echo 'the short form of bench-peers is left out: make bench-peers installs what it needs'; fi
+
+# Each step that every record takes, alone; BENCHES are parts of names (`make bench-micro BENCHES='lane log'`). Of the workspace,
+# as all builds are: with one package alone the dependencies would be built anew, with other features.
+bench-micro:
+	cargo bench --workspace --bench micro -- $(BENCHES)
 
 # Everything that can happen to a pool, for SECONDS, by the schedule of SEED (a random one where there is none): 60 s of it
 # are in `make test`. With LOG=object logs are objects beside the tables. Fails where a promise is broken.

@@ -34,7 +34,8 @@ use crate::stream::{FrameParts, Stream};
 use crate::table::Table;
 use crate::table::batch::{Batch, Reason, ReasonCode, Refusal, Run, chunk_bytes};
 use crate::wal::Wal;
-use sealed::Sealed;
+
+pub use sealed::Sealed;
 
 /// Frames that may wait for one lane; their bytes are bounded by the ingress budget.
 const FRAMES_WAITING_MAX: usize = 4096;
@@ -181,7 +182,7 @@ impl Held {
 type Target = (TableId, SchemaId);
 
 /// A batch that still takes records. Its rows are `chunks`, then what `json` holds: rows of all encodings but Arrow.
-struct OpenBatch {
+pub struct OpenBatch {
     table: Table,
     json: Option<JsonDecoder>,
     chunks: Vec<RecordBatch>,
@@ -297,16 +298,17 @@ impl LaneTask {
 
     fn seal_oldest(&mut self) -> Sealed {
         let target = self.sealing_order.pop_front().expect("called with an open batch");
-        let mut open = self.open.remove(&target).expect("in step with the order");
+        let open = self.open.remove(&target).expect("in step with the order");
         self.held.subtract(open.held);
-        open.close_json();
-        self.keep(target, open.json.take());
-        open.seal()
+        let (sealed, json) = open.seal();
+        self.keep(target, json);
+        sealed
     }
 }
 
 impl OpenBatch {
-    fn new(table: Table, json: Option<JsonDecoder>) -> Self {
+    /// An empty batch of a table. `json` is what sealing another one of the same schema has left.
+    pub fn new(table: Table, json: Option<JsonDecoder>) -> Self {
         Self {
             table,
             json,
@@ -322,7 +324,7 @@ impl OpenBatch {
     ///
     /// # Errors
     /// A frame that cannot be read. Nothing of it is in the batch.
-    fn append(&mut self, frame: LaneFrame, limits: Limits) -> Result<Option<LaneFrame>, Error> {
+    pub fn append(&mut self, frame: LaneFrame, limits: Limits) -> Result<Option<LaneFrame>, Error> {
         let LaneFrame { stream, offsets, here, parts: FrameParts { payload, mut requests, permit } } = frame;
         if here > 0 {
             self.close_json(); // rows that are cut away must not be among others
@@ -497,7 +499,10 @@ impl OpenBatch {
         }
     }
 
-    fn seal(self) -> Sealed {
+    /// The batch as the log takes it, and the decoder that it had, without rows.
+    pub fn seal(mut self) -> (Sealed, Option<JsonDecoder>) {
+        self.close_json();
+        let json = self.json.take();
         let (runs, progresses) = self.runs.into_iter().map(|open| (open.run, open.progress)).unzip();
         let batch = Batch {
             table: self.table.name().clone(),
@@ -508,7 +513,7 @@ impl OpenBatch {
             chunks: self.chunks,
             schema: self.table.schema().clone(),
         };
-        Sealed { batch, table: self.table, progresses, permits: self.permits }
+        (Sealed { batch, table: self.table, progresses, permits: self.permits }, json)
     }
 }
 

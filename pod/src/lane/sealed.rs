@@ -16,8 +16,9 @@ use crate::table::batch::{Batch, Refusal};
 use crate::wal::{Durable, Slot, Wal};
 
 /// A batch that takes no more records.
-pub(super) struct Sealed {
-    pub(super) batch: Batch,
+pub struct Sealed {
+    /// What the log keeps of it.
+    pub batch: Batch,
     pub(super) table: Table,
     /// One for each run.
     pub(super) progresses: Vec<Arc<StreamProgress>>,
