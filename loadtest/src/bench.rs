@@ -28,7 +28,6 @@ use run::{Load, Run, run_once};
 
 /// Payload that is made beforehand and sent over and over: more than any cache or compression window holds.
 pub const FEED_BYTES: usize = 48 << 20;
-const FEED_FRAMES_MAX: usize = 2000;
 /// Loads at which acks and commits are timed, of what the row sustains.
 const LOADS: [f64; 2] = [0.1, 0.5];
 /// At a given rate one frame goes out at each of these.
@@ -184,7 +183,7 @@ impl Feed {
     ) -> anyhow::Result<Self> {
         let mut random = StdRng::seed_from_u64(SEED);
         let (mut frames, mut bytes, mut first) = (Vec::new(), 0, 0);
-        while bytes < feed_bytes && frames.len() < FEED_FRAMES_MAX {
+        while bytes < feed_bytes {
             let batch = shape.batch(first, frame_rows, &mut random);
             let payload = match encoding {
                 Encoding::Arrow => workload::ipc_stream(&batch)?,

@@ -33,6 +33,7 @@ use crate::stream::progress::StreamProgress;
 use crate::stream::{FrameParts, Stream};
 use crate::table::Table;
 use crate::table::batch::{Batch, Reason, ReasonCode, Refusal, Run, chunk_bytes};
+use crate::threads::hand_on;
 use crate::wal::Wal;
 
 pub use sealed::Sealed;
@@ -107,7 +108,10 @@ impl Lanes {
             }
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
             let thread = std::thread::Builder::new().name(format!("lane-{number}"));
-            threads.push(thread.spawn(move || runtime.block_on(task.run()))?);
+            threads.push(thread.spawn(move || {
+                hand_on();
+                runtime.block_on(task.run());
+            })?);
         }
         Ok(Self { senders, closing, threads: Mutex::new(threads), tasks })
     }

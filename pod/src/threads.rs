@@ -39,8 +39,8 @@ impl Crew {
 /// The shortest slice that the kernel knows, and the longest.
 const SHORT_SLICE_NS: u64 = 100_000;
 const LONG_SLICE_NS: u64 = 100_000_000;
-/// How much nicer than the rest of the pod: of a core that both want it gets about a quarter.
-const NICER_BY: i32 = 5;
+/// How much nicer than the rest of the pod: of a core that both want it gets about a tenth.
+const NICER_BY: i32 = 10;
 const NICEST: i32 = 19;
 
 /// An ordinary thread waits up to a scheduler tick (4 ms) for a busy core each time a flush returns. The reset on

@@ -34,8 +34,11 @@ use crate::table::batch::ReasonCode;
 /// Columns side by side: those of a table, or the fields of a struct.
 pub(super) struct Columns {
     pub(super) fields: Fields,
-    /// Where the column of each name is, for records whose keys are not in the table's order.
+    /// Where the column of each name is.
     places: HashMap<Box<str>, usize>,
+    /// The column that came behind each when it was last looked up; before all, the first one's. Most producers write their
+    /// fields in one order.
+    next: Vec<usize>,
     pub(super) columns: Vec<Column>,
     pub(super) rows: usize,
 }
@@ -81,7 +84,8 @@ impl Columns {
     pub(super) fn new(fields: &Fields) -> Result<Self, Error> {
         let columns = fields.iter().map(|field| Column::new(field)).collect::<Result<_, _>>()?;
         let places = fields.iter().enumerate().map(|(place, field)| (field.name().as_str().into(), place));
-        Ok(Self { places: places.collect(), columns, rows: 0, fields: fields.clone() })
+        let next = (0..=fields.len()).collect();
+        Ok(Self { places: places.collect(), next, columns, rows: 0, fields: fields.clone() })
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -104,19 +108,18 @@ impl Columns {
             return Err(Fault::wrong_type("an object", record.shown(at)));
         };
         let mut key_at = at + 1;
-        // Most producers write their fields in one order, and most of them in the table's.
-        let mut guess = 0;
+        let mut behind = 0;
         for _ in 0..len {
             let key = record.key(key_at);
             let value_at = key_at + 1;
             key_at = record.after(value_at);
-            let Some(place) = self.place(key, guess) else {
+            let Some(place) = self.place(key, behind) else {
                 match unknown {
                     UnknownFields::Ignore => continue,
                     UnknownFields::Refuse => return Err(self.unknown_field(key)),
                 }
             };
-            guess = place + 1;
+            behind = place + 1;
             let column = &mut self.columns[place];
             if column.rows > self.rows {
                 return Err(Fault::new(ReasonCode::DuplicateField, "the field stands in the record twice")
@@ -129,11 +132,14 @@ impl Columns {
         Ok(())
     }
 
-    fn place(&self, key: &str, guess: usize) -> Option<usize> {
-        match self.fields.get(guess) {
-            Some(field) if field.name() == key => Some(guess),
-            _ => self.places.get(key).copied(),
+    fn place(&mut self, key: &str, behind: usize) -> Option<usize> {
+        let guess = self.next[behind];
+        if self.fields.get(guess).is_some_and(|field| field.name() == key) {
+            return Some(guess);
         }
+        let place = *self.places.get(key)?;
+        self.next[behind] = place;
+        Some(place)
     }
 
     /// Gives the fields that the record did not have their null.
