@@ -97,11 +97,14 @@ async fn the_pool_and_each_pod_are_shown() {
     assert_eq!((&shown["pods"][1]["load"], &shown["pods"][1]["streams"]), (&json!(0.5), &json!(3)));
     // Asked by name, it is the pod itself that says how far it is.
     let status = PodStatus { phase: "draining".to_owned(), streams: 2, tables: 1, ..PodStatus::default() };
-    two.tell(|memory| memory.status = Some(PodStatus { log_entries: 7, deadline_ms: 900, ..status }));
+    let former_logs = vec!["_sluice/wal/one".to_owned()];
+    two.tell(|memory| {
+        memory.status = Some(PodStatus { log_entries: 7, deadline_ms: 900, former_logs, ..status })
+    });
     let shown = pool.get("/v1/pods/pod-2").await;
     assert_eq!(
         shown["left"],
-        json!({"streams":2,"bytes":0,"tables":1,"log_entries":7,"deadline_ms":900,"log":""})
+        json!({"streams":2,"bytes":0,"tables":1,"log_entries":7,"deadline_ms":900,"log":"","former_logs":["_sluice/wal/one"]})
     );
     assert_eq!(shown["streams"], 2);
     assert_eq!(pool.get("/v1/pods/pod-1").await.get("left"), None);
