@@ -53,6 +53,17 @@ pub fn ask_for_real_time() -> bool {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
+/// Has glibc keep about one heap a core, not eight: buffers of many sizes pass from thread to thread here, and each heap keeps
+/// what its largest moment took. To be called before there are threads.
+#[cfg(target_env = "gnu")]
+#[allow(unsafe_code, reason = "there is no safe wrapper for mallopt among our dependencies")]
+pub fn keep_few_heaps() {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let heaps = libc::c_int::try_from(cores + 1).unwrap_or(libc::c_int::MAX);
+    // SAFETY: takes and gives plain numbers.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, heaps) };
+}
+
 /// For threads that hand on what is waited for: one that wakes takes the core at once from an ordinary thread, whatever that does
 /// (short slices, Linux 6.12), in place of waiting for a slice of some milliseconds to end. It gets no more of the core.
 pub fn hand_on() {
