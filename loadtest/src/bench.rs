@@ -29,7 +29,8 @@ use run::{Load, Run, run_once};
 /// Payload that is made beforehand and sent over and over: more than any cache or compression window holds.
 pub const FEED_BYTES: usize = 48 << 20;
 /// Loads at which acks and commits are timed, of what the row sustains.
-const LOADS: [f64; 2] = [0.1, 0.5];
+const LOADS: [f64; 2] = [LIGHT_LOAD, 0.5];
+pub(crate) const LIGHT_LOAD: f64 = 0.1;
 /// At a given rate one frame goes out at each of these.
 const FRAME_INTERVAL: Duration = Duration::from_millis(1);
 /// How long each of the machine's limits is measured.

@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use sluice_gateway::make_self_signed;
 
 /// Replaying a log of some GB comes before a pod listens.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -337,6 +338,21 @@ impl Cluster {
         cluster.start_pod()?;
         cluster.start_gateway()?;
         Ok(cluster)
+    }
+
+    /// As `start`, with a certificate of its own, which is answered: TLS and QUIC need one.
+    ///
+    /// # Errors
+    /// As `start`; the certificate cannot be written.
+    pub fn start_with_tls(
+        sluice: &Path,
+        dir: &Path,
+        env: &[(&str, &str)],
+    ) -> anyhow::Result<(Self, PathBuf)> {
+        let (cert, key) = make_self_signed(dir, "127.0.0.1")?;
+        let path = |file: &Path| file.display().to_string();
+        let tls = [("SLUICE_GATEWAY__TLS_CERT", &*path(&cert)), ("SLUICE_GATEWAY__TLS_KEY", &*path(&key))];
+        Ok((Self::start(sluice, dir, &[&tls[..], env].concat())?, cert))
     }
 
     /// Where producers connect: `ws://host:port`.

@@ -130,7 +130,7 @@ async fn measure(pool: &Pool, streams: usize, say: &(dyn Fn(&str) + Sync)) -> an
             let open = async {
                 let _permit = connecting.acquire().await?;
                 let target = WebSocket(Speech::Frames);
-                let producer = Producer::open(&target, (&address, None), TABLE, Encoding::Json).await?;
+                let producer = Producer::open(&target, (&address, None), TABLE, (Encoding::Json, 1)).await?;
                 producer.send_one(record).await
             };
             // Whoever waits has gone only when the test has failed already.

@@ -4,6 +4,8 @@
 //! *Owns*: sending at a pace within a window, the time from a frame's sending to each of its answers.
 //! *Does not own*: what is said to whom (`load::target`); resuming: a lost connection ends the run with an error.
 
+pub(crate) mod together;
+
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -84,7 +86,7 @@ pub(crate) struct Sent {
 
 /// An open stream.
 pub(crate) struct Producer<T: Target> {
-    pub(crate) opened: Opened<T>,
+    opened: Opened<T>,
 }
 
 /// A stream that has nothing more to say and stays open.
@@ -123,11 +125,11 @@ impl<T: Target> Producer<T> {
         target: &T,
         (address, certificate): (&str, Option<&Path>),
         table: &str,
-        encoding: Encoding,
+        (encoding, rows): (Encoding, u32),
     ) -> anyhow::Result<Self> {
         let schema = &Bytes::new();
         let until_committed = true;
-        let (name, resume_at, rows) = (None, None, 1);
+        let (name, resume_at) = (None, None);
         let ask =
             Ask { address, certificate, table, name, resume_at, encoding, schema, rows, until_committed };
         let opened = target.open(&ask).await.with_context(|| address.to_owned())?;

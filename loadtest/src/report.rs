@@ -6,10 +6,11 @@
 use std::fmt;
 
 use serde::Serialize;
+use sluice_pod::config::PodConfig;
 
 use crate::bench::growth::{Growth, Point, Versions};
 use crate::bench::run::Run;
-use crate::bench::{Figures, Paced, Row, RowFigures, median};
+use crate::bench::{Figures, LIGHT_LOAD, Paced, Row, RowFigures, median};
 use crate::edges::{self, EdgeFigures};
 use crate::machine::{Codec, Limits};
 
@@ -23,7 +24,6 @@ const QUIC_DURABLE_MIN: f64 = 120_000.0;
 /// Acks at the light load, in flushes of the same size at the same pace on the bare machine.
 const ACK_P50_FLUSHES_MAX: f64 = 1.5;
 const ACK_P99_FLUSHES_MAX: f64 = 3.0;
-const LIGHT_LOAD: f64 = 0.1;
 /// Time to committed at half load, ms.
 const COMMITTED_P50_MS_MAX: f64 = 1000.0;
 const COMMITTED_P99_MS_MAX: f64 = 2500.0;
@@ -37,9 +37,7 @@ const FLAT_RATE_MIN: f64 = 0.8;
 const FLAT_TIME_MAX: f64 = 1.2;
 /// Memory of the second half of the long run, at most, in that of the first.
 const FLAT_MEMORY_MAX: f64 = 1.1;
-/// `pod.memory_bytes` and `pod.ingress_bytes` as they are where nobody sets them,
-const POD_BUDGET_BYTES: f64 = ((1 << 30) + (256 << 20)) as f64;
-/// and what a pod may take beside them: files that are being encoded, the program.
+/// What a pod may take beside `pod.memory_bytes` and `pod.ingress_bytes`: files that are being encoded, the program.
 const POD_REST_BYTES: f64 = (256 << 20) as f64;
 
 /// Why an aim is missed, where that is known: by the beginning of the figure's name. Without one the bench fails.
@@ -229,11 +227,11 @@ fn growth_lines(growth: &Growth) -> Vec<Figure> {
     let of = growth.of;
     let rates = [("durable", DURABLE), ("committed", COMMITTED)];
     let lines = rates.iter().flat_map(|(what, rate)| {
-        let rate_of = |point: &Point| median(&point.runs, rate);
+        let rate_of = move |point: &Point| median(&point.runs, rate);
         let first = growth.points.first().map_or(f64::NAN, rate_of);
         growth.points.iter().map(move |point| {
             let name = format!("{} {of}: records, to {what}", number(point.count as f64));
-            let line = Figure::new(name, median(&point.runs, rate), "/s").beside(Some(("with one", first)));
+            let line = Figure::new(name, rate_of(point), "/s").beside(Some(("with one", first)));
             line.aiming((point.count > 1).then_some(Aim::AtLeast(FLAT_RATE_MIN * first)))
         })
     });
@@ -256,14 +254,16 @@ fn version_lines(versions: &Versions) -> Vec<Figure> {
 fn long_lines(run: &Run) -> Vec<Figure> {
     let (early, late) = run.pod_memory.split_at(run.pod_memory.len() / 2);
     let most = |memory: &[u64]| memory.iter().max().map_or(f64::NAN, |bytes| *bytes as f64 / 1e6);
-    let mb = |bytes: f64| bytes / 1e6;
+    // As they are where nobody sets them.
+    let config = PodConfig::default();
+    let budget_mb = (config.memory_bytes.0 + config.ingress_bytes.0) as f64 / 1e6;
     let name = |what: &str| format!("(a) for {:.0} s: {what}", run.seconds);
     vec![
         Figure::new(name("payload, to committed"), run.mb_per_s, "MB/s")
             .aiming(Some(Aim::AtLeast(ARROW_COMMITTED_MIN))),
         Figure::new(name("memory of the pod, most of the first half"), most(early), "MB")
-            .beside(Some(("its budget", mb(POD_BUDGET_BYTES))))
-            .aiming(Some(Aim::AtMost(mb(POD_BUDGET_BYTES + POD_REST_BYTES)))),
+            .beside(Some(("its budget", budget_mb)))
+            .aiming(Some(Aim::AtMost(budget_mb + POD_REST_BYTES / 1e6))),
         Figure::new(name("memory of the pod, most of the second half"), most(late), "MB")
             .beside(Some(("first half", most(early))))
             .aiming(Some(Aim::AtMost(FLAT_MEMORY_MAX * most(early)))),

@@ -1,35 +1,28 @@
 //! One run of the bench: a fresh service, a load on it until a deadline, and what came of it.
 //!
-//! *Owns*: the processes of a run, its streams, its figures.
-//! *Does not own*: which loads there are (`bench`), sending (`producer`).
+//! *Owns*: the processes of a run, its tables, its figures.
+//! *Does not own*: which loads there are (`bench`), its streams (`producer::together`).
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{anyhow, ensure};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use sluice_client::Client;
-use sluice_gateway::make_self_signed;
-use sluice_shared::frame::Encoding;
-use sluice_shared::lifecycle::{OnPanic, TaskScope};
-use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::memory::Watch;
 use super::{Feed, Options};
 use crate::cluster::{Cluster, cpu_of};
 use crate::edges::Transport;
-use crate::load::messages::Message;
 use crate::load::target::Target;
 use crate::load::target::framed::{Quic, Speech, WebSocket};
-use crate::producer::{Frame, Latencies, Pace, Producer, Sent, SharedLatencies};
+use crate::producer::together::{Plan, Sum, Together};
+use crate::producer::{Frame, Pace};
 use crate::table::{count_rows, count_rows_told};
 
-/// Connections that are being made at the same time: listen queues are short.
-const CONNECTING_MAX: usize = 32;
 /// Which all streams of a run share, where they can.
-const QUIC_CONNECTIONS: usize = 10;
+pub(crate) const QUIC_CONNECTIONS: usize = 10;
 /// All streams of a run come from one address, as those behind a load balancer do.
 const ONE_ADDRESS: [(&str, &str); 2] = [
     ("SLUICE_GATEWAY__CONNECTIONS_PER_PEER_MAX", "16000"),
@@ -96,10 +89,7 @@ pub(crate) struct Load {
 /// A fresh service each time: nothing is carried over.
 pub(crate) async fn run_once(options: &Options, feed: &Feed, load: &Load) -> anyhow::Result<Run> {
     let dir = tempfile::tempdir_in(&options.dir)?;
-    let (cert, key) = make_self_signed(dir.path(), "127.0.0.1")?;
-    let path = |file: &Path| file.display().to_string();
-    let tls = [("SLUICE_GATEWAY__TLS_CERT", &*path(&cert)), ("SLUICE_GATEWAY__TLS_KEY", &*path(&key))];
-    let cluster = Cluster::start(&options.sluice, dir.path(), &[&tls[..], &ONE_ADDRESS].concat())?;
+    let (cluster, cert) = Cluster::start_with_tls(&options.sluice, dir.path(), &ONE_ADDRESS)?;
     let measured = match load.transport {
         Transport::Quic => {
             let target = Quic::new(load.streams.div_ceil(QUIC_CONNECTIONS))?;
@@ -145,53 +135,30 @@ async fn measure<T: Target>(
     feed: &Feed,
     load: &Load,
 ) -> anyhow::Result<Run> {
+    let tables: Vec<String> = (0..load.tables).map(table).collect();
     let client = Client::connect(cluster.url()).await?;
-    for number in 0..load.tables {
-        client.stream(table(number)).schema(feed.shape.schema()).open().await?.finish().await?;
+    for table in &tables {
+        client.stream(table).schema(feed.shape.schema()).open().await?.finish().await?;
     }
-    let latencies: SharedLatencies = Arc::new(Mutex::new(Latencies::new()?));
-    let (go, started) = watch::channel(None::<Instant>);
-    let (report, mut reports) = mpsc::channel(2 * load.streams);
-    let connecting = Arc::new(Semaphore::new(CONNECTING_MAX));
-    let scope = TaskScope::new(OnPanic::EndTask);
-    let target = Arc::new(target);
-    let messages: Arc<[Message]> = feed.frames.iter().map(Frame::message).collect();
-    for number in 0..load.streams {
-        let stream = StreamTask {
-            target: Arc::clone(&target),
-            address: address.to_owned(),
-            certificate: certificate.to_owned(),
-            table: table(number % load.tables),
-            encoding: feed.encoding,
-            messages: Arc::clone(&messages),
-            number,
-            pace: load.pace,
-            connecting: Arc::clone(&connecting),
-            latencies: Arc::clone(&latencies),
-            started: started.clone(),
-        };
-        scope.spawn("bench stream", stream.run(report.clone()));
-    }
-    drop(report);
-    for _ in 0..load.streams {
-        next_report(&mut reports).await.context("opening")?;
-    }
-    let tables = (0..load.tables).map(|number| cluster.table_dir(&table(number)));
-    let watch =
-        Watch::start(cluster.pod()?.pid(), if load.clears_files { tables.collect() } else { Vec::new() });
-    let (before, began) = (CpuTimes::now(cluster)?, Instant::now());
-    go.send(Some(began + load.lasts)).context("all streams have gone")?;
-    let (mut records, mut bytes, mut durable_at) = (0, 0, began);
-    for _ in 0..load.streams {
-        let sent = next_report(&mut reports).await?.context("a stream opened twice")?;
-        records += sent.records;
-        bytes += sent.bytes;
-        durable_at = durable_at.max(sent.durable_at);
-    }
-    let durable_seconds = durable_at.duration_since(began).as_secs_f64();
-    let seconds = began.elapsed().as_secs_f64();
+    let dirs = tables.iter().map(|table| cluster.table_dir(table));
+    let cleared = if load.clears_files { dirs.collect() } else { Vec::new() };
+    let plan = Plan {
+        address,
+        certificate: Some(certificate),
+        tables,
+        streams: load.streams,
+        encoding: feed.encoding,
+        rows: 1,
+        messages: feed.frames.iter().map(Frame::message).collect(),
+        step: 1,
+        pace: load.pace,
+    };
+    let streams = Together::open(target, &plan).await?;
+    let watch = Watch::start(cluster.pod()?.pid(), cleared);
+    let before = CpuTimes::now(cluster)?;
+    let Sum { began, records, bytes, durable_after, latencies } = streams.send(load.lasts).await?;
+    let (durable_seconds, seconds) = (durable_after.as_secs_f64(), began.elapsed().as_secs_f64());
     let cpu = CpuTimes::now(cluster)?.since(&before, bytes);
-    let latencies = latencies.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(Run {
         records,
         seconds,
@@ -206,56 +173,7 @@ async fn measure<T: Target>(
     })
 }
 
-/// None: the stream is open.
-type Report = anyhow::Result<Option<Sent>>;
-
-async fn next_report(reports: &mut mpsc::Receiver<Report>) -> Report {
-    reports.recv().await.context("a stream's task panicked")?
-}
-
 pub(crate) fn quantiles(histogram: &Histogram<u64>) -> Quantiles {
     let ms = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
     Quantiles { p50_ms: ms(0.5), p99_ms: ms(0.99) }
-}
-
-/// One stream of a run: reports once when it is open, once when it is done.
-struct StreamTask<T> {
-    target: Arc<T>,
-    address: String,
-    certificate: PathBuf,
-    table: String,
-    encoding: Encoding,
-    messages: Arc<[Message]>,
-    number: usize,
-    pace: Pace,
-    connecting: Arc<Semaphore>,
-    latencies: SharedLatencies,
-    started: watch::Receiver<Option<Instant>>,
-}
-
-impl<T: Target> StreamTask<T> {
-    async fn run(mut self, report: mpsc::Sender<Report>) {
-        let outcome = match self.open().await {
-            Ok(producer) => {
-                // Whoever waits has gone only when the run has failed already.
-                let _ = report.send(Ok(None)).await;
-                self.send(producer).await.map(Some)
-            }
-            Err(error) => Err(error),
-        };
-        let _ = report.send(outcome).await;
-    }
-
-    async fn open(&self) -> anyhow::Result<Producer<T>> {
-        let _permit = self.connecting.acquire().await?;
-        let at = (&*self.address, Some(&*self.certificate));
-        Producer::open(&*self.target, at, &self.table, self.encoding).await
-    }
-
-    async fn send(&mut self, producer: Producer<T>) -> anyhow::Result<Sent> {
-        let deadline = *self.started.wait_for(Option::is_some).await?;
-        let deadline = deadline.context("just waited for it")?;
-        // Each stream begins at another place, so that they do not all send the same.
-        producer.run((&self.messages, self.number), self.pace, deadline, &self.latencies).await
-    }
 }

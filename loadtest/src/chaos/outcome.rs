@@ -46,7 +46,7 @@ pub struct Figures {
     /// What this machine does not allow.
     pub skipped: BTreeSet<String>,
     /// Points at which pods were to die.
-    pub deaths: &'static [Point],
+    pub deaths: Vec<Point>,
 }
 
 impl Figures {

@@ -22,8 +22,8 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const EBUSY: i32 = 16;
 
-/// Points at which pods die. What is not met in time is met in another pod.
-pub const DEATHS_OF_PODS: [Point; 21] = [
+/// Points at which pods die, where their logs are on disks. What is not met in time is met in another pod.
+const DEATHS_OF_DISK_LOGS: [Point; 7] = [
     Point::WalCreate,
     Point::WalMark,
     Point::WalWriteBefore,
@@ -31,23 +31,9 @@ pub const DEATHS_OF_PODS: [Point; 21] = [
     Point::WalFlushBefore,
     Point::WalFlushAfter,
     Point::WalReplay,
-    Point::TrimBefore,
-    Point::TrimAfter,
-    Point::Frame,
-    Point::AckBefore,
-    Point::AckAfter,
-    Point::ParquetClosed,
-    Point::ParquetStored,
-    Point::MapStored,
-    Point::CommitBefore,
-    Point::CommitAfter,
-    Point::AnswerBefore,
-    Point::StoreCreate,
-    Point::StoreVersion,
-    Point::StoreGet,
 ];
-/// The same where logs are objects beside the tables.
-pub const DEATHS_WITH_OBJECT_LOGS: [Point; 21] = [
+/// The same where logs are objects beside the tables,
+const DEATHS_OF_OBJECT_LOGS: [Point; 7] = [
     Point::LogPutBefore,
     Point::LogPutAfter,
     Point::LogDelete,
@@ -55,6 +41,9 @@ pub const DEATHS_WITH_OBJECT_LOGS: [Point; 21] = [
     Point::AdoptSealed,
     Point::AdoptAfter,
     Point::AdoptNoted,
+];
+/// and wherever they are.
+const DEATHS_ANYWHERE: [Point; 11] = [
     Point::TrimBefore,
     Point::TrimAfter,
     Point::Frame,
@@ -66,9 +55,6 @@ pub const DEATHS_WITH_OBJECT_LOGS: [Point; 21] = [
     Point::CommitBefore,
     Point::CommitAfter,
     Point::AnswerBefore,
-    Point::StoreLog,
-    Point::StoreVersion,
-    Point::StoreGet,
 ];
 /// Points at which gateways die, while a pod drains.
 pub const DEATHS_OF_GATEWAYS: [Point; 3] = [Point::HandoffStop, Point::HandoffOpened, Point::HandoffLeave];
@@ -192,7 +178,7 @@ impl World {
             let kills = (0..5).map(|_| Act::Kill(self.pod(random)));
             return kills.collect::<Vec<_>>().into_iter().chain([Act::Drain(self.pod(random))]).collect();
         }
-        let deaths = self.deaths().iter().map(|point| Act::Die(self.pod(random), *point));
+        let deaths = self.deaths().into_iter().map(|point| Act::Die(self.pod(random), point));
         let mut acts: Vec<Act> = deaths.collect();
         let handoffs = DEATHS_OF_GATEWAYS.into_iter();
         acts.extend(handoffs.map(|point| Act::DieInHandoff(self.gateway(random), point)));
@@ -205,8 +191,12 @@ impl World {
     }
 
     /// Where pods die.
-    pub fn deaths(self) -> &'static [Point] {
-        if self.object_log { &DEATHS_WITH_OBJECT_LOGS } else { &DEATHS_OF_PODS }
+    pub fn deaths(self) -> Vec<Point> {
+        let (of_logs, put) = match self.object_log {
+            false => (DEATHS_OF_DISK_LOGS, Point::StoreCreate),
+            true => (DEATHS_OF_OBJECT_LOGS, Point::StoreLog),
+        };
+        [&of_logs[..], &DEATHS_ANYWHERE, &[put, Point::StoreVersion, Point::StoreGet]].concat()
     }
 
     /// Pods that are gone for so long that another one takes their logs over; who was only stopped is fenced.
@@ -336,7 +326,7 @@ mod tests {
         assert!(steps.iter().all(|step| step.at >= QUIET_BEFORE && step.at <= lasts));
         for point in world.deaths() {
             assert!(
-                steps.iter().any(|step| matches!(&step.act, Act::Die(_, at) if at == point)),
+                steps.iter().any(|step| matches!(&step.act, Act::Die(_, at) if *at == point)),
                 "{point:?}"
             );
         }

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{Figures, Run, Side, Work, WorkFigures};
+use crate::bench::median;
 use crate::report::number;
 
 /// An ack that comes sooner than this part of a flush is hardly one that waited for it.
@@ -131,7 +132,7 @@ fn outcome(aim: &Aim, figures: &WorkFigures) -> Outcome {
 }
 
 fn doubts(figures: &WorkFigures) -> Vec<String> {
-    let Some(flush_ms) = median(&figures.flush_ms) else { return Vec::new() };
+    let flush_ms = median(&figures.flush_ms, |ms| *ms);
     let flushed = figures.sides.iter().filter(|side| side.durability.flushed);
     let too_soon = flushed.filter_map(|side| {
         let p50_ms = side.median.as_ref().map(|run| run.ack.p50_ms)?;
@@ -143,12 +144,6 @@ fn doubts(figures: &WorkFigures) -> Vec<String> {
         })
     });
     too_soon.collect()
-}
-
-fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied()
 }
 
 impl fmt::Display for Report {
@@ -184,22 +179,16 @@ fn under_way(work: &Work) -> f64 {
 fn write_work(f: &mut fmt::Formatter<'_>, figures: &WorkFigures) -> fmt::Result {
     let work = &figures.work;
     writeln!(f, "\n{}: {}", work.name, work.title)?;
-    if let (Some(flush_ms), Some(trip_ms)) = (median(&figures.flush_ms), median(&figures.round_trip_ms)) {
-        let ends = figures
-            .flush_ms
-            .iter()
-            .fold((f64::MAX, 0.0), |(least, most), value| (f64::min(least, *value), f64::max(most, *value)));
-        let bound = under_way(work) / (flush_ms + 2.0 * trip_ms) * 1e3;
-        writeln!(
-            f,
-            "  bare machine: write and flush of a batch {flush_ms:.3} ms ({:.3} to {:.3}), round trip {trip_ms:.3} ms; {} \
-             records under way by a flush and two trips: {} /s",
-            ends.0,
-            ends.1,
-            number(under_way(work)),
-            number(bound),
-        )?;
-    }
+    let (flush_ms, trip_ms) = (median(&figures.flush_ms, |ms| *ms), median(&figures.round_trip_ms, |ms| *ms));
+    let least = figures.flush_ms.iter().copied().fold(f64::MAX, f64::min);
+    let most = figures.flush_ms.iter().copied().fold(0.0, f64::max);
+    writeln!(
+        f,
+        "  bare machine: write and flush of a batch {flush_ms:.3} ms ({least:.3} to {most:.3}), round trip {trip_ms:.3} ms; {} \
+         records under way by a flush and two trips: {} /s",
+        number(under_way(work)),
+        number(under_way(work) / (flush_ms + 2.0 * trip_ms) * 1e3),
+    )?;
     let head = ["", "records/s", "MB/s", "ack p50 ms", "p99 ms", "server CPU s/GB", "client", "flushed"];
     let mut lines = vec![(head.map(str::to_owned), String::new())];
     lines.extend(figures.sides.iter().map(|side| (cells(side), by_run(side))));

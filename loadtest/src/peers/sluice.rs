@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, ensure};
 use sluice_client::Client;
-use sluice_gateway::make_self_signed;
 use sluice_shared::frame::Encoding;
 
 use super::measure::{SHAPE, Site, TABLE, batches, measure};
 use super::{Contender, Durability, Ground, Run, Running, Work};
+use crate::bench::run::QUIC_CONNECTIONS;
 use crate::cluster::Cluster;
 use crate::edges::Transport;
 use crate::load::messages::Load;
@@ -19,9 +19,6 @@ use crate::load::target::framed::{Quic, Speech, WebSocket};
 use crate::load::target::grpc::Zerobus;
 use crate::load::target::{Answers, Ask, Opened, Target, Told};
 use crate::table::count_rows;
-
-/// Which all streams of a run share, where they can.
-const QUIC_CONNECTIONS: usize = 10;
 
 /// Sluice over one of its transports.
 pub struct Sluice {
@@ -52,10 +49,7 @@ impl Sluice {
 
     async fn run_once(&self, ground: Ground<'_>) -> anyhow::Result<Run> {
         let load = batches(self.transport, self.encoding(ground.work), ground.work)?;
-        let (cert, key) = make_self_signed(ground.dir, "127.0.0.1")?;
-        let path = |file: &Path| file.display().to_string();
-        let env = [("SLUICE_GATEWAY__TLS_CERT", &*path(&cert)), ("SLUICE_GATEWAY__TLS_KEY", &*path(&key))];
-        let cluster = Cluster::start(&self.program, ground.dir, &env)?;
+        let (cluster, cert) = Cluster::start_with_tls(&self.program, ground.dir, &[])?;
         let measured = self.measure(&cluster, &cert, ground, &load).await;
         let run = measured.map_err(|error| anyhow!("{error:#}\n{}", cluster.log_tails()))?;
         let table_dir = cluster.table_dir(TABLE);
