@@ -563,7 +563,7 @@ impl<'a, E: Edge> Session<'a, E> {
         }
         tracing::debug!(stream = self.shown_id(), reason, "the pod hands the stream over");
         // No step of a handoff can fail by itself: of what is planned only waits and deaths count, as below.
-        let _ = fault::hit(Point::HandoffStop);
+        fault::pass(Point::HandoffStop);
         self.handoff = Some(Instant::now());
         self.hand_over();
     }
@@ -594,7 +594,7 @@ impl<'a, E: Edge> Session<'a, E> {
                 let pause = since.map(|since| since.elapsed()).unwrap_or_default();
                 self.app.metrics.handoff(pause);
                 self.terms.last_pod = Some(call.placed.pod.clone());
-                let _ = fault::hit(Point::HandoffOpened);
+                fault::pass(Point::HandoffOpened);
                 self.app.scope.spawn("leave", leave(old));
                 self.resume(call)
             }
@@ -668,7 +668,7 @@ async fn link_event(link: &mut Link, responding: bool, sending: bool) -> Event {
 
 /// Tells a pod that its stream goes on elsewhere, and waits until it has heard.
 async fn leave(call: Box<Call>) {
-    let _ = fault::hit(Point::HandoffLeave);
+    fault::pass(Point::HandoffLeave);
     let Call { requests, mut responses, .. } = *call;
     let kind = stream_request::Kind::Leave(proto::Leave {});
     // A pod that is gone meanwhile need not hear it.

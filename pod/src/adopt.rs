@@ -259,9 +259,9 @@ impl Adopter {
             return Ok(());
         }
         let reading = reads.acquire().await;
-        die_at(Point::AdoptBefore);
+        fault::pass(Point::AdoptBefore);
         let Some(mut sealed) = SealedLog::seal(&self.logs, log, &self.pod).await? else { return Ok(()) };
-        die_at(Point::AdoptSealed);
+        fault::pass(Point::AdoptSealed);
         tracing::info!(pod = %self.pod, log = %log.0, %owner, "taking over the log of a pod that is gone");
         let (mut batches, mut records) = (0u64, 0u64);
         while let Some(entries) = sealed.next_group().await? {
@@ -278,9 +278,9 @@ impl Adopter {
         }
         drop(reading);
         sealed.released().await;
-        die_at(Point::AdoptAfter);
+        fault::pass(Point::AdoptAfter);
         self.note(log).await;
-        die_at(Point::AdoptNoted);
+        fault::pass(Point::AdoptNoted);
         sealed.delete().await?;
         tracing::info!(pod = %self.pod, log = %log.0, %owner, batches, records, "took over a log: all of it is committed");
         Ok(())
@@ -305,11 +305,6 @@ impl Adopter {
             tokio::time::sleep(TRY_AGAIN / 10).await;
         }
     }
-}
-
-/// What fails has its points in the store: here a process ends, or nothing happens.
-fn die_at(point: Point) {
-    let _ = fault::hit(point);
 }
 
 /// Logs stand in the ring as tables do: any name that is the log's alone.

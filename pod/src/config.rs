@@ -12,6 +12,7 @@ use sluice_shared::ids::PodId;
 
 use crate::duty::Pace;
 use crate::table::TablesPlace;
+use crate::threads::cores;
 
 /// Smallest log segment: a batch of the largest record has to fit.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
@@ -172,8 +173,7 @@ impl PodConfig {
 
     /// How many lanes there are.
     pub fn lane_count(&self) -> usize {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        if self.lanes == 0 { cores.min(8) } else { self.lanes }
+        if self.lanes == 0 { cores().min(8) } else { self.lanes }
     }
 
     /// Checks the values, alone and against each other.

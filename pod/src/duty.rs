@@ -34,6 +34,7 @@ use crate::pool::Pool;
 use crate::shed::{Shedder, StreamLoad as Movable};
 use crate::stream::{StreamLoad, Streams};
 use crate::table::Tables;
+use crate::threads::cores;
 use crate::wal::Wal;
 
 /// How often the pod looks at its load. Each look that shows much else is reported.
@@ -403,7 +404,7 @@ impl Duty {
         Sample {
             elapsed,
             cpu,
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: cores(),
             ingress_bytes,
             ingress_bytes_max,
             memory_bytes: tables.memory_bytes(),

@@ -55,13 +55,18 @@ pub fn ask_for_real_time() -> bool {
 
 /// Has glibc keep about one heap a core, not eight: buffers of many sizes pass from thread to thread here, and each heap keeps
 /// what its largest moment took. To be called before there are threads.
-#[cfg(target_env = "gnu")]
 #[allow(unsafe_code, reason = "there is no safe wrapper for mallopt among our dependencies")]
 pub fn keep_few_heaps() {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let heaps = libc::c_int::try_from(cores + 1).unwrap_or(libc::c_int::MAX);
     // SAFETY: takes and gives plain numbers.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, heaps) };
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, libc::c_int::try_from(cores() + 1).unwrap_or(libc::c_int::MAX))
+    };
+}
+
+/// Cores that this process may use; one where that is not known.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// For threads that hand on what is waited for: one that wakes takes the core at once from an ordinary thread, whatever that does

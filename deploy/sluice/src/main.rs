@@ -23,9 +23,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use sluice_pod::threads::hand_on;
-#[cfg(target_env = "gnu")]
-use sluice_pod::threads::keep_few_heaps;
+use sluice_pod::threads::{hand_on, keep_few_heaps};
 
 /// Streams of records into Delta Lake tables: durable in milliseconds, in the table a second later, exactly once.
 #[derive(Parser)]
@@ -72,7 +70,6 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    #[cfg(target_env = "gnu")]
     keep_few_heaps();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(hand_on).build();
     let runtime = match runtime {

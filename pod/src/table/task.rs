@@ -5,10 +5,8 @@
 //! (`home`), the way there, which may lead to another pod (`route`), files (`parquet`).
 
 use std::collections::BTreeSet;
-use std::num::NonZero;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use object_store::ObjectStoreExt;
@@ -30,7 +28,7 @@ use super::round::{Entry, Progress, Round, Written, groups, sources};
 use super::route::{Known, Marks, News, Routed};
 use super::watermark::{RunKey, Verdict, WatermarkMap, judge};
 use crate::stream::progress::StreamProgress;
-use crate::threads::Crew;
+use crate::threads::{Crew, cores};
 use crate::wal::WalError;
 
 /// With held runs the table is read anew at least so often (DESIGN section 11 rule 10).
@@ -51,8 +49,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 const FILES_AT_ONCE_MAX: usize = 8;
 
 /// Files that all tables encode at the same time at most: more would only take memory, and threads, from each other.
-static ENCODERS: LazyLock<Crew> =
-    LazyLock::new(|| Crew::of((2 * available_parallelism().map_or(1, NonZero::get)).max(FILES_AT_ONCE_MAX)));
+static ENCODERS: LazyLock<Crew> = LazyLock::new(|| Crew::of((2 * cores()).max(FILES_AT_ONCE_MAX)));
 
 /// What to do next.
 enum Next {
@@ -639,7 +636,7 @@ async fn at(deadline: Option<Instant>) {
 }
 
 fn files_at_once() -> usize {
-    available_parallelism().map_or(1, NonZero::get).min(FILES_AT_ONCE_MAX)
+    cores().min(FILES_AT_ONCE_MAX)
 }
 
 #[cfg(test)]

@@ -328,15 +328,8 @@ impl Shared {
 
     /// Deletes what is left of a log of which nothing is needed, and which is closed. Nothing stays of it.
     pub(super) async fn delete(&self) -> Result<(), WalError> {
-        let folder = &self.groups.folder;
-        let (listed, next) = (folder.numbers().await?, self.lock().next);
-        folder.put_first(next).await?;
-        let mut numbers = self.groups.numbers();
-        numbers.extend(listed.into_keys());
-        for number in numbers {
-            folder.delete(number).await?;
-        }
-        folder.delete_head().await
+        let next = self.lock().next;
+        self.groups.delete(next, None).await
     }
 
     /// Fail-stop: nothing is written or told of any more. Only the first failure counts.
@@ -549,7 +542,8 @@ async fn store(shared: Arc<Shared>, number: u64, bytes: Bytes, nonce: Uuid) -> R
     let folder = &shared.groups.folder;
     let (mut pause, mut failed) = (PAUSE_MIN, None);
     loop {
-        die_at(Point::LogPutBefore);
+        // Errors of the store have points of their own (`table/faulty.rs`).
+        fault::pass(Point::LogPutBefore);
         let error = match put(&shared, number, &bytes, nonce).await {
             // It is there, and a power loss may take it away: no second flush can tell.
             Ok(Stored::Before) if failed.is_some() && folder.is_directory() => {
@@ -566,13 +560,8 @@ async fn store(shared: Arc<Shared>, number: u64, bytes: Bytes, nonce: Uuid) -> R
         pause = (pause * 2).min(PAUSE_MAX);
     }
     shared.failing(false);
-    die_at(Point::LogPutAfter);
+    fault::pass(Point::LogPutAfter);
     Ok(())
-}
-
-/// Errors of the store have points of their own (`table/faulty.rs`): here a process ends, or nothing happens.
-fn die_at(point: Point) {
-    let _ = fault::hit(point);
 }
 
 fn warn_of(error: &WalError, what: &str) {

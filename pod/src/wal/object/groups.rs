@@ -9,13 +9,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use sluice_shared::fault::Point;
+use sluice_shared::fault::{self, Point};
 use sluice_shared::ids::WalPosition;
 use tokio::sync::Notify;
 
 use super::super::WalError;
 use super::super::segment::{ENTRY_HEADER, entry_is_whole};
-use super::die_at;
 use super::folder::Folder;
 
 /// Groups that may still be needed.
@@ -114,9 +113,17 @@ impl Groups {
         self.live().keys().next().copied()
     }
 
-    /// All groups that are not trimmed, as far as a list that is behind says nothing of them.
-    pub(super) fn numbers(&self) -> BTreeSet<u64> {
-        self.live().keys().copied().collect()
+    /// Deletes the log, of which nothing before `end` is needed: all but the object of the number `kept`.
+    pub(super) async fn delete(&self, end: u64, kept: Option<u64>) -> Result<(), WalError> {
+        // Whoever else reads it finds out by this that what is missing has been there.
+        self.folder.put_first(end).await?;
+        // A list that is behind says nothing of some that are there.
+        let mut numbers: BTreeSet<u64> = self.live().keys().copied().collect();
+        numbers.extend(self.folder.numbers().await?.into_keys());
+        for number in numbers.into_iter().filter(|number| Some(*number) != kept) {
+            self.folder.delete(number).await?;
+        }
+        self.folder.delete_head().await
     }
 
     /// The groups that can be trimmed, oldest first: what is before any that is still needed.
@@ -131,12 +138,12 @@ impl Groups {
         let numbers = self.trimmable();
         let Some(last) = numbers.last() else { return Ok(false) };
         self.folder.put_first(last + 1).await?;
-        die_at(Point::TrimBefore);
+        fault::pass(Point::TrimBefore);
         for number in numbers {
             self.folder.delete(number).await?;
             self.live().remove(&number);
         }
-        die_at(Point::TrimAfter);
+        fault::pass(Point::TrimAfter);
         Ok(true)
     }
 

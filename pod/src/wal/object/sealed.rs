@@ -168,15 +168,7 @@ impl SealedLog {
     /// # Errors
     /// `Store`.
     pub async fn delete(self) -> Result<(), WalError> {
-        let folder = &self.groups.folder;
-        // Whoever else reads it finds out by this that what is missing has been there.
-        folder.put_first(self.end).await?;
-        let mut numbers = self.groups.numbers();
-        numbers.extend(folder.numbers().await?.into_keys());
-        for number in numbers.into_iter().filter(|number| *number != self.end) {
-            folder.delete(number).await?;
-        }
-        folder.delete_head().await
+        self.groups.delete(self.end, Some(self.end)).await
     }
 }
 
