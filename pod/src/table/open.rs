@@ -27,14 +27,14 @@ use super::task::TableTask;
 use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal};
 
-/// Memory that waiting batches of all tables of a pod may hold.
+/// Memory for what is durable and not committed, of all tables of a pod: batches that wait, and files until they are stored.
 #[derive(Debug)]
 pub struct Budget {
     used: AtomicU64,
     most: u64,
 }
 
-/// A batch's part of the budget, until it is dropped.
+/// A part of the budget, until it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Permit {
@@ -53,10 +53,18 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// For what can be left to the log.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.most);
         let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
         taken.ok().map(|_| Permit { budget: Arc::clone(self), bytes })
+    }
+
+    /// For what a flush cannot do without: there may be more than there should be, and so much less is taken until it is
+    /// given back.
+    pub(super) fn claim(self: &Arc<Self>, bytes: u64) -> Permit {
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        Permit { budget: Arc::clone(self), bytes }
     }
 }
 
@@ -245,7 +253,7 @@ impl OpenTable {
     pub(super) fn offer(&self, durable: Durable, batch: Arc<Batch>) {
         let bytes = batch.memory_bytes() as u64;
         let sealed_us = batch.ingested_at_us;
-        let rows = self.budget.take(bytes).map(|permit| (batch, Some(permit)));
+        let rows = self.budget.take(bytes).map(|permit| (batch, permit));
         let mut waiting = lock(&self.waiting);
         if waiting.ended {
             drop(waiting);

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,6 +20,8 @@ use arrow::compute::{
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, SortField};
+use bytes::Bytes;
+use object_store::PutPayload;
 use object_store::path::Path;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
@@ -35,6 +38,10 @@ use crate::threads;
 const PORTION_ROWS: usize = 8192;
 /// A row group's rows at most.
 const ROW_GROUP_ROWS: usize = 1 << 20;
+/// And its bytes, about: until a group is closed it is in memory, and then for a moment twice.
+const ROW_GROUP_BYTES: usize = 32 << 20;
+/// Pieces in which a file is in memory: one that grows as a whole takes up to twice its length, and is copied to grow.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// The columns that let any reader prove and sort by order.
 pub fn system_fields() -> [Field; 3] {
@@ -115,14 +122,14 @@ pub struct Encoded {
     /// Where it goes.
     pub path: Path,
     /// Its bytes.
-    pub bytes: Vec<u8>,
+    pub content: PutPayload,
     name: String,
     place: Place,
     stats: FileStats,
 }
 
 impl Encoded {
-    /// The file, once its `bytes` are stored.
+    /// The file, once its `content` of so many `bytes` is stored.
     ///
     /// # Errors
     /// Where its statistics cannot be made.
@@ -399,11 +406,39 @@ impl Portion {
     }
 }
 
+/// What a writer has written so far.
+#[derive(Default)]
+struct Pieces {
+    full: Vec<Bytes>,
+    last: Vec<u8>,
+}
+
+impl Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let (taken, _) = bytes.split_at(bytes.len().min(PIECE_BYTES - self.last.len()));
+        self.last.extend_from_slice(taken);
+        if self.last.len() == PIECE_BYTES {
+            self.full.push(std::mem::take(&mut self.last).into());
+        }
+        Ok(taken.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl From<Pieces> for PutPayload {
+    fn from(pieces: Pieces) -> Self {
+        pieces.full.into_iter().chain([pieces.last.into()]).collect()
+    }
+}
+
 struct FileWriter {
     name: String,
     place: Place,
     stats: FileStats,
-    writer: ArrowWriter<Vec<u8>>,
+    writer: ArrowWriter<Pieces>,
     /// Which columns statistics are taken of.
     file_indices: Arc<[usize]>,
 }
@@ -416,11 +451,12 @@ impl FileWriter {
             .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
             .set_statistics_enabled(EnabledStatistics::Chunk)
             .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
+            .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
             .set_created_by(concat!("sluice ", env!("CARGO_PKG_VERSION")).to_owned())
             .build();
         let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
         let schema = if place.tells_values { &shape.file_schema } else { &shape.schema };
-        let writer = ArrowWriter::try_new_with_options(Vec::new(), Arc::clone(schema), options)?;
+        let writer = ArrowWriter::try_new_with_options(Pieces::default(), Arc::clone(schema), options)?;
         let name = format!("part-{}.parquet", uuid::Uuid::now_v7());
         Ok(Self { name, stats: place.stats(), place, writer, file_indices })
     }
@@ -432,9 +468,9 @@ impl FileWriter {
     }
 
     fn finish(self) -> Result<Encoded, EncodeError> {
-        let bytes = self.writer.into_inner()?;
+        let content = self.writer.into_inner()?.into();
         let path = self.place.path(&self.name)?;
-        Ok(Encoded { path, bytes, name: self.name, place: self.place, stats: self.stats })
+        Ok(Encoded { path, content, name: self.name, place: self.place, stats: self.stats })
     }
 }
 

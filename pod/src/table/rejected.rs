@@ -302,9 +302,9 @@ async fn write(
 ) -> Result<Vec<DataFile>, RejectError> {
     let mut files = Vec::new();
     for mut encoded in encode_rows(shape, rows)? {
-        let content = std::mem::take(&mut encoded.bytes);
-        let bytes = content.len() as u64;
-        store.put(&encoded.path, content.into()).await?;
+        let content = std::mem::take(&mut encoded.content);
+        let bytes = content.content_length() as u64;
+        store.put(&encoded.path, content).await?;
         files.push(encoded.into_file(bytes)?);
     }
     Ok(files)

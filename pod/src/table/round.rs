@@ -28,7 +28,7 @@ pub(super) const FILE_AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 pub(super) struct Entry {
     pub(super) durable: Durable,
     /// Not there where the budget was used up, or while its runs are held: the log has it.
-    pub(super) rows: Option<(Arc<Batch>, Option<Permit>)>,
+    pub(super) rows: Option<(Arc<Batch>, Permit)>,
     /// Bytes of its rows in memory, as far as known; else of its entry in the log.
     pub(super) bytes: u64,
     /// When it was sealed; when it was offered where that is not known.
@@ -62,7 +62,7 @@ pub(super) struct JudgedRun {
 }
 
 impl JudgedRun {
-    pub(super) fn needs_rows(&self) -> bool {
+    fn needs_rows(&self) -> bool {
         !matches!(self.verdict, Verdict::Held | Verdict::Duplicate)
     }
 }
@@ -73,14 +73,39 @@ pub(super) struct Round {
 }
 
 impl Round {
-    pub(super) fn judge(map: &WatermarkMap, at_hand: &[Entry]) -> Self {
+    /// Takes in entries of about `bytes_max`, and one at least: what is left over is held, for another round. A handoff that has
+    /// come to its end can make all that a log holds eligible at once.
+    pub(super) fn judge(map: &WatermarkMap, at_hand: &[Entry], bytes_max: u64) -> Self {
+        let all = Self::judge_some(map, at_hand, |_| true);
+        let mut wanted: Vec<usize> = all.eligible().map(|run| run.entry).collect();
+        wanted.dedup();
+        let mut bytes = 0;
+        wanted.retain(|entry| {
+            let is_first = bytes == 0;
+            bytes += at_hand[*entry].bytes;
+            is_first || bytes <= bytes_max
+        });
+        if bytes <= bytes_max {
+            return all;
+        }
+        let wanted: HashSet<usize> = wanted.into_iter().collect();
+        let some = Self::judge_some(map, at_hand, |entry| wanted.contains(&entry));
+        // After crashes what comes first can be in a later entry.
+        let has_eligible = some.eligible().next().is_some();
+        if has_eligible { some } else { all }
+    }
+
+    fn judge_some(map: &WatermarkMap, at_hand: &[Entry], is_wanted: impl Fn(usize) -> bool) -> Self {
         let open = at_hand.iter().enumerate().flat_map(|(entry, at_hand)| {
             at_hand.open.iter().flatten().map(move |(run, key)| (entry, *run, key.clone()))
         });
         let open: Vec<_> = open.collect();
-        let keys: Vec<RunKey> = open.iter().map(|(.., key)| key.clone()).collect();
-        let (verdicts, _) = judge_all(map, &keys);
-        let runs = open.into_iter().zip(verdicts).map(|((entry, run, key), verdict)| {
+        let keys = open.iter().filter(|(entry, ..)| is_wanted(*entry)).map(|(.., key)| key.clone());
+        let (verdicts, _) = judge_all(map, &keys.collect::<Vec<RunKey>>());
+        let mut verdicts = verdicts.into_iter();
+        let runs = open.into_iter().map(|(entry, run, key)| {
+            let verdict = if is_wanted(entry) { verdicts.next() } else { None };
+            let verdict = verdict.unwrap_or(Verdict::Held);
             let aside = match &verdict {
                 Verdict::Fenced { aside, .. } => aside.iter().map(|part| (*part, Cause::Fenced)).collect(),
                 _ => Vec::new(),
@@ -88,6 +113,11 @@ impl Round {
             JudgedRun { entry, run, key, verdict, aside, misfit: false }
         });
         Self { runs: runs.collect() }
+    }
+
+    /// The runs whose rows are wanted.
+    pub(super) fn eligible(&self) -> impl Iterator<Item = &JudgedRun> {
+        self.runs.iter().filter(|run| run.needs_rows())
     }
 
     /// What must be set aside before anything is committed, less what is in `done`: the records, and what they are.

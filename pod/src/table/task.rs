@@ -308,9 +308,14 @@ impl TableTask {
         flush_before(since, interval, round.map(|round| round.checked_sub(lead).unwrap_or(round)))
     }
 
+    /// Of rows, for one flush: so many files are encoded at the same time.
+    fn flush_bytes_max(&self) -> u64 {
+        self.table.config.target_file_bytes.saturating_mul(cores().min(FILES_AT_ONCE_MAX) as u64)
+    }
+
     /// Takes what is at hand for one flush.
     fn take(&self) -> Vec<Entry> {
-        let most = self.table.config.target_file_bytes.saturating_mul(files_at_once() as u64);
+        let most = self.flush_bytes_max();
         let mut waiting = lock(&self.table.waiting);
         waiting.hurried = false;
         let (mut taken, mut bytes) = (Vec::new(), 0);
@@ -395,7 +400,8 @@ impl TableTask {
         at_hand.iter().filter_map(|entry| entry.open.as_ref()).flatten().any(|(_, run)| is_eligible(run))
     }
 
-    /// One round: everything at hand that is eligible goes into one version. Leaves held entries in `at_hand`.
+    /// One round: what is eligible of that at hand goes into one version. Leaves held entries in `at_hand`, and what was too
+    /// much for the round.
     async fn flush(&mut self, at_hand: &mut Vec<Entry>, progress: &mut Progress) -> Result<(), FlushError> {
         let begun = Instant::now();
         self.load(at_hand, |entry| entry.open.is_none()).await?;
@@ -405,7 +411,7 @@ impl TableTask {
         let mut is_rewritten = false;
         for _ in 0..JUDGED_ANEW_MAX {
             let known = self.table.known();
-            let mut round = Round::judge(&known.map, at_hand);
+            let mut round = Round::judge(&known.map, at_hand, self.flush_bytes_max());
             let request = self.table.request(&known);
             let Known { shape, map, .. } = known;
             // Learning changes it in place where nobody else has it.
@@ -452,13 +458,13 @@ impl TableTask {
 
     async fn load_eligible(&self, at_hand: &mut [Entry], round: &Round) -> Result<bool, FlushError> {
         let mut wanted = vec![false; at_hand.len()];
-        round.runs.iter().filter(|run| run.needs_rows()).for_each(|run| wanted[run.entry] = true);
+        round.eligible().for_each(|run| wanted[run.entry] = true);
         let mut wanted = wanted.into_iter();
         self.load(at_hand, |_| wanted.next().unwrap_or(false)).await
     }
 
-    /// Reads rows back from the log. They may exceed the budget by one flush. Answers whether some entries turned out to be
-    /// done with: they have no open runs then.
+    /// Reads rows back from the log, at the cost of what comes later to the budget. Answers whether some entries turned out
+    /// to be done with: they have no open runs then.
     async fn load(
         &self,
         at_hand: &mut [Entry],
@@ -479,7 +485,7 @@ impl TableTask {
                 read => read?,
             };
             let batch = Arc::new(Batch::decode(bytes)?);
-            let permit = self.table.budget.take(batch.memory_bytes() as u64);
+            let permit = self.table.budget.claim(batch.memory_bytes() as u64);
             entry.rows = Some((batch, permit));
             self.table.counts.read_back.fetch_add(1, Ordering::Relaxed);
         }
@@ -521,13 +527,16 @@ impl TableTask {
         let mut encoding = Vec::new();
         for group in groups(at_hand, pieces, self.table.config.target_file_bytes) {
             let sources = sources(at_hand, &group);
-            let shape = Arc::clone(shape);
-            encoding.push((group, ENCODERS.begin(move || encode(&shape, &sources)).await));
+            // A file is hardly ever larger than its rows.
+            let bytes = sources.iter().map(|source| source.batch.memory_bytes() as u64).sum();
+            let (shape, permit) = (Arc::clone(shape), self.table.budget.claim(bytes));
+            encoding.push((group, permit, ENCODERS.begin(move || encode(&shape, &sources)).await));
         }
-        for (group, encoded) in encoding {
+        for (group, permit, encoded) in encoding {
             let encoded = encoded.await??;
             pass(Point::ParquetClosed)?;
             let files = self.put(encoded).await?;
+            drop(permit);
             pass(Point::ParquetStored)?;
             written.add(group, files, Instant::now());
         }
@@ -538,11 +547,11 @@ impl TableTask {
     async fn put(&self, encoded: Vec<Encoded>) -> Result<Vec<DataFile>, FlushError> {
         let (mut files, mut paths) = (Vec::new(), Vec::new());
         for mut file in encoded {
-            let content = std::mem::take(&mut file.bytes);
-            let bytes = content.len() as u64;
+            let content = std::mem::take(&mut file.content);
+            let bytes = content.content_length() as u64;
             // It can be there in spite of an error.
             paths.push(file.path.clone());
-            let put = self.table.home_config.store.put(&file.path, content.into()).await;
+            let put = self.table.home_config.store.put(&file.path, content).await;
             match put.map_err(FlushError::from).and_then(|_| Ok(file.into_file(bytes)?)) {
                 Ok(file) => files.push(file),
                 Err(error) => {
@@ -633,10 +642,6 @@ async fn at(deadline: Option<Instant>) {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
-}
-
-fn files_at_once() -> usize {
-    cores().min(FILES_AT_ONCE_MAX)
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ use tempfile::TempDir;
 mod create;
 mod adopt;
 mod forget;
+mod held;
 mod homes;
 mod quarantine;
 mod release;
@@ -631,27 +632,6 @@ async fn beyond_the_memory_budget_batches_are_read_back_from_the_log() {
     assert_eq!(pod.reader().check_prefixes()[s.as_str()], 4_000);
     assert_eq!(pod.tables.memory_bytes(), 0);
     pod.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_held_run_waits_for_another_pod() {
-    let root = TempDir::new().expect("a directory");
-    let pods = [Pod::new(root.path()), Pod::new(root.path())];
-    let (early, late) = (pods[0].create(numbers(), &[]).await, pods[1].create(numbers(), &[]).await);
-    let (s, progress) = (stream("s"), Arc::new(StreamProgress::default()));
-    late.follow(&s, progress.clone());
-    pods[1].offer(&late, batch(&late, vec![run(&s, 1, 10, 20), run(&stream("other"), 1, 0, 3)])).await;
-    pods[1].drain().await;
-    assert_eq!(pods[1].tables.describe(&name()).await.expect("described")["held_runs"], 1);
-    assert_eq!(late.watermark(&stream("other")).await.expect("read").next, 3, "a held run holds no other");
-    pods[0].offer(&early, batch(&early, vec![run(&s, 1, 0, 10)])).await;
-    while progress.take().committed_next < 20 {
-        tokio::time::timeout(DEADLINE, progress.changed()).await.expect("committed");
-    }
-    assert_eq!(pods[0].reader().check_prefixes()[s.as_str()], 20);
-    for pod in pods {
-        pod.stop().await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
