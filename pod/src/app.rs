@@ -9,10 +9,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::TryStreamExt;
 use sluice_shared::error::Error;
 use sluice_shared::ids::{LogId, PodId, TableName};
 use sluice_shared::lifecycle::{Hurry, OnPanic, Phase, TaskScope, blocking};
-use sluice_shared::link::{self, PipeDialer, PipeListener, PodAddress};
+use sluice_shared::link::{self, Gathered, PipeDialer, PipeListener, PodAddress};
 use sluice_shared::membership::Membership;
 use sluice_shared::pool::PoolView;
 use sluice_shared::proto::MESSAGE_BYTES_MAX;
@@ -547,7 +548,10 @@ async fn serve(config: &PodConfig, listen: Listen, service: PodService) -> Resul
         async move { scope.cancelled().await }
     };
     let (serving, address): (futures_util::future::BoxFuture<'static, _>, _) = match listen {
-        Listen::Pipe(pipes, _) => (Box::pin(router.serve_with_incoming_shutdown(pipes, stop)), None),
+        Listen::Pipe(pipes, _) => {
+            let incoming = pipes.map_ok(Gathered::new);
+            (Box::pin(router.serve_with_incoming_shutdown(incoming, stop)), None)
+        }
         Listen::Tcp => {
             let cannot = |error: std::io::Error| {
                 let message = format!("pod {}: cannot listen on {}: {error}", config.id, config.listen);
@@ -555,7 +559,7 @@ async fn serve(config: &PodConfig, listen: Listen, service: PodService) -> Resul
             };
             let listener = TcpListener::bind(&config.listen).await.map_err(cannot)?;
             let address = listener.local_addr().map_err(cannot)?;
-            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).map_ok(Gathered::new);
             (Box::pin(router.serve_with_incoming_shutdown(incoming, stop)), Some(address))
         }
     };

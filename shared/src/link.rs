@@ -3,6 +3,8 @@
 //! *Owns*: pod addresses, opening a channel to one and cutting it, the pipe's two ends, TCP and pipe as one (`Wire`).
 //! *Does not own*: retries, and what is said over the channel.
 
+mod gathered;
+
 use std::fmt;
 use std::io;
 use std::pin::Pin;
@@ -18,6 +20,8 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::error::Error;
+
+pub use gathered::Gathered;
 
 /// Bytes that a pipe holds per direction.
 const PIPE_BYTES: usize = 1 << 20;
@@ -139,7 +143,7 @@ pub fn link(address: &PodAddress) -> Result<PodLink, Error> {
                 async move {
                     let stream = TcpStream::connect(authority).await?;
                     stream.set_nodelay(true)?;
-                    io::Result::Ok(TokioIo::new(Severable::new(stream, cut)))
+                    io::Result::Ok(TokioIo::new(Severable::new(Gathered::new(stream), cut)))
                 }
             }))
         }
@@ -147,7 +151,10 @@ pub fn link(address: &PodAddress) -> Result<PodLink, Error> {
             let (dialer, cut) = (dialer.clone(), cut.clone());
             endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
                 let (dialer, cut) = (dialer.clone(), cut.clone());
-                async move { dialer.dial().await.map(|pipe| TokioIo::new(Severable::new(pipe, cut))) }
+                async move {
+                    let pipe = dialer.dial().await?;
+                    io::Result::Ok(TokioIo::new(Severable::new(Gathered::new(pipe), cut)))
+                }
             }))
         }
     };
