@@ -139,13 +139,12 @@ sim-policy:
 	cargo build --release --workspace --bins
 	target/release/loadtest sim policy --plots target/sim
 
-# The whole service in one thread, with virtual time and faults by the seed, in SEEDS worlds from seed FROM on. One of them
-# again: `target/release/loadtest sim cluster --seed N`.
+# The whole service in one thread, with virtual time and faults by the seed, in SEEDS worlds (so many, or FIRST..LAST), or in
+# the one of SEED, told at length.
 SEEDS := 1000
-FROM := 1
 sim-cluster:
 	cargo build --release --workspace --bins
-	target/release/loadtest sim cluster --seeds $(FROM)..$$(($(FROM) + $(SEEDS) - 1))
+	target/release/loadtest sim cluster $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 # What reads bytes that others wrote, or a disk kept, on bytes that nobody would write: FUZZ_RUNS of each target, or of TARGETS
 # (`make fuzz FUZZ_RUNS=100000 TARGETS='json arrow'`). Thousands of each are in `make test`. Fails where one fails.

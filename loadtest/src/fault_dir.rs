@@ -4,10 +4,26 @@
 //! *Does not own*: what they mean (`shared::fault`), when what is armed (`chaos`).
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use sluice_shared::fault::{self, Action, Bug, Counts, Point};
+
+/// Whether a program has fault points: a release has none.
+///
+/// # Errors
+/// It has none; it cannot be read.
+pub fn check(program: &Path) -> anyhow::Result<()> {
+    let bytes = std::fs::read(program).with_context(|| program.display().to_string())?;
+    let point = Point::WalWriteBefore.name().as_bytes();
+    ensure!(
+        memchr::memmem::find(&bytes, point).is_some(),
+        "{}: a release, which has no fault points: build without `--release` or with `--features sluice/faults`, as `make \
+         chaos` and `make soak` do",
+        program.display()
+    );
+    Ok(())
+}
 
 /// One process's, through all its lives.
 #[derive(Debug, Clone)]

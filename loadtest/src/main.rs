@@ -8,6 +8,7 @@ mod libc_calls;
 mod rig;
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,15 +16,19 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use sluice_loadtest::bench::Figures;
+use sluice_loadtest::chaos::bugs;
 use sluice_loadtest::chaos::schedule::Kinds;
 use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::edges::{bare, zerobus};
+use sluice_loadtest::fault_dir;
 use sluice_loadtest::history::History;
 use sluice_loadtest::judge::{self, OtherReader};
 use sluice_loadtest::report::Report;
 use sluice_loadtest::sim::{cluster as simulated, placement, scaling};
+use sluice_loadtest::volume::Volume;
 use sluice_loadtest::{bench, burst, chaos, edges, elastic, idle, recovery, table};
 use sluice_pod::config::LogKind;
+use sluice_shared::fault::Bug;
 
 /// A seed takes a second or few. A task that never waits would take for ever, since no time passes meanwhile.
 const SEED_MAX: Duration = Duration::from_secs(180);
@@ -70,6 +75,13 @@ enum Command {
     /// Does everything to a pool that can happen to one, under load, by a schedule that the seed decides; then judges every
     /// version of every table. Needs a build with fault points. Ends with status 1 where a promise is broken.
     Chaos(ChaosArgs),
+    /// The proof that the rig finds what it looks for: brings each of the bugs that are in builds with fault points to light, and
+    /// tells what the auditor says. Ends with status 1 where a bug is not found.
+    Bugs {
+        /// One of them [default: all].
+        #[arg(value_parser = bugs::parse)]
+        bug: Option<Bug>,
+    },
     /// Simulates what this machine cannot hold, with the service's own rules. Ends with status 1 where an aim is missed.
     Sim {
         #[command(subcommand)]
@@ -147,9 +159,9 @@ struct ClusterArgs {
     /// One seed: tells what happened and the hash of its history, which is the same each time.
     #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
-    /// Many seeds, such as 1..200, each in a process of its own.
-    #[arg(long, default_value = "1..100", value_name = "FIRST..LAST")]
-    seeds: String,
+    /// Many seeds, each in a process of its own: so many from 1 on, or from the first to the last, such as 201..300.
+    #[arg(long, default_value = "100", value_name = "COUNT|FIRST..LAST", value_parser = simulated::many::parse)]
+    seeds: RangeInclusive<u64>,
     /// So many seeds at a time [default: one a core].
     #[arg(long)]
     jobs: Option<usize>,
@@ -224,7 +236,7 @@ struct EdgesArgs {
 #[derive(clap::Args)]
 struct ChaosArgs {
     /// How long things happen.
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
     /// The seed of a run that is to be repeated [default: a random one].
     #[arg(long)]
@@ -328,6 +340,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Bare(options) => bare::run(options).await.map(|()| ExitCode::SUCCESS),
         Command::NullZerobus { listen } => zerobus::serve(listen).await.map(|()| ExitCode::SUCCESS),
         Command::Chaos(args) => run_chaos(sluice()?, args).await,
+        Command::Bugs { bug } => run_bugs(&sluice()?, bug).await,
         Command::Sim { what: Simulated::Placement { seeds, large, plots } } => {
             sim_placement(&placement::Options { seeds: seeds.max(1), at_size: large }, plots.as_deref())
         }
@@ -392,6 +405,7 @@ fn tell(report: &Report, json: Option<&Path>) -> anyhow::Result<ExitCode> {
 }
 
 async fn run_chaos(sluice: PathBuf, args: ChaosArgs) -> anyhow::Result<ExitCode> {
+    fault_dir::check(&sluice)?;
     let seed = args.seed.unwrap_or_else(rand::random);
     let lasts = Duration::from_secs(args.seconds);
     let (mut broken, mut kills, mut gateway_kills, mut records) = (Vec::new(), 0, 0, 0);
@@ -406,6 +420,7 @@ async fn run_chaos(sluice: PathBuf, args: ChaosArgs) -> anyhow::Result<ExitCode>
         scenario.object_log = args.log == LogKind::Object;
         scenario.rows_max = args.rows.map_or(scenario.rows_max, usize::from);
         let say = |what: &str| eprintln!("chaos: {what}");
+        say(&format!("seed {seed}"));
         let is_good = match Box::pin(chaos::run(&sluice, &dir, &scenario, &say)).await {
             Ok(outcome) => {
                 println!("{outcome}");
@@ -414,7 +429,7 @@ async fn run_chaos(sluice: PathBuf, args: ChaosArgs) -> anyhow::Result<ExitCode>
                 records += outcome.figures.records;
                 outcome.is_kept() && !(args.ends && outcome.figures.lost > 0)
             }
-            Err(error) if args.runs == 1 => return Err(error),
+            Err(error) if args.runs == 1 => return Err(error.context(format!("seed {seed}"))),
             // The others tell whether it is always so.
             Err(error) => {
                 println!("chaos: seed {seed}: {error:#}");
@@ -440,6 +455,25 @@ async fn run_chaos(sluice: PathBuf, args: ChaosArgs) -> anyhow::Result<ExitCode>
     Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+async fn run_bugs(sluice: &Path, only: Option<Bug>) -> anyhow::Result<ExitCode> {
+    fault_dir::check(sluice)?;
+    let mut missed = Vec::new();
+    for bug in Bug::ALL.iter().copied().filter(|bug| only.is_none_or(|only| only == *bug)) {
+        let (dir, name) = (tempfile::tempdir()?, bug.name());
+        if bugs::needs_volume(bug)
+            && let Err(why) = Volume::mount(&dir.path().join("image"), &dir.path().join("volume"))
+        {
+            println!("{name}: left out, for no volume can be mounted, and so no power be lost: {why:#}");
+            continue;
+        }
+        let found = Box::pin(bugs::run(sluice, dir.path(), bug, true)).await.context(name)?;
+        let (is_found, verdict) = (found.is(bug), found.verdict);
+        println!("{name}: {}: {verdict}", if is_found { "found" } else { "NOT FOUND" });
+        missed.extend((!is_found).then_some(name));
+    }
+    Ok(if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 fn sim_placement(options: &placement::Options, plots: Option<&Path>) -> anyhow::Result<ExitCode> {
     let outcome = placement::run(options, &|what| eprintln!("sim: {what}"))?;
     print!("{}", outcome.to_text());
@@ -451,15 +485,9 @@ fn sim_placement(options: &placement::Options, plots: Option<&Path>) -> anyhow::
 
 fn sim_cluster(args: ClusterArgs) -> anyhow::Result<ExitCode> {
     let Some(seed) = args.seed else {
-        let seeds = args
-            .seeds
-            .split_once("..")
-            .and_then(|(first, last)| Some(first.parse().ok()?..=last.parse().ok()?));
-        let seeds = seeds.filter(|seeds: &std::ops::RangeInclusive<u64>| !seeds.is_empty());
-        let seeds = seeds.with_context(|| format!("--seeds is {:?}: expected such as 1..200", args.seeds))?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let more = args.plant_early_acks.then(|| "--plant-early-acks".to_owned());
-        let figures = simulated::many::run(seeds, args.jobs.unwrap_or(cores), more.as_slice())?;
+        let figures = simulated::many::run(args.seeds, args.jobs.unwrap_or(cores), more.as_slice())?;
         println!("{figures}");
         return Ok(if figures.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     };

@@ -45,9 +45,26 @@ pub struct Found {
     pub records: u64,
 }
 
+impl Found {
+    /// Whether the bug showed as what it is.
+    pub fn is(&self, bug: Bug) -> bool {
+        self.verdict.counts.contains_key(&shows_as(bug))
+    }
+}
+
+/// A bug by its name.
+///
+/// # Errors
+/// There is none of that name.
+pub fn parse(name: &str) -> Result<Bug, String> {
+    let known: Vec<_> = Bug::ALL.iter().map(|bug| bug.name()).collect();
+    let bug = Bug::ALL.iter().copied().find(|bug| bug.name() == name);
+    bug.ok_or_else(|| format!("there are {}", known.join(", ")))
+}
+
 /// What each bug is to show as. The prefix rule stands behind the gate: what has passed it with a gap waits for ever, and so
 /// do records behind those that a log has lost.
-pub fn shows_as(bug: Bug) -> FaultKind {
+fn shows_as(bug: Bug) -> FaultKind {
     match bug {
         Bug::AckBeforeFlush | Bug::FlushSkipped | Bug::ReplaySkipsLast | Bug::GateWithGap => FaultKind::Lost,
         Bug::WatermarkApart => FaultKind::MapDisagrees,

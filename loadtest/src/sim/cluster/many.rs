@@ -4,6 +4,7 @@
 //! *Does not own*: what a seed does (`cluster`).
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::RangeInclusive;
 use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
@@ -21,6 +22,8 @@ pub struct Figures {
     pub broken: Vec<(u64, String)>,
     /// Records sent in all of them.
     pub records: u64,
+    /// Of all their histories: the same seeds give the same.
+    pub hash: u64,
     /// In earnest.
     pub took: Duration,
 }
@@ -37,15 +40,32 @@ impl fmt::Display for Figures {
         for (seed, said) in &self.broken {
             writeln!(f, "--- seed {seed}\n{}", said.trim_end())?;
         }
-        let Self { seeds, records, broken, took } = self;
+        let Self { seeds, records, hash, broken, took } = self;
         let per_hour = *seeds as f64 * 3600.0 / took.as_secs_f64().max(1e-9);
         let failed: Vec<_> = broken.iter().map(|(seed, _)| seed.to_string()).collect();
         let failed = if failed.is_empty() { "none".to_owned() } else { failed.join(", ") };
         write!(
             f,
-            "sim cluster: {seeds} seeds, {records} records, {per_hour:.0} seeds an hour, seeds that broke a promise: {failed}"
+            "sim cluster: {seeds} seeds, {records} records, histories {hash:016x}, {per_hour:.0} seeds an hour, seeds that broke \
+             a promise: {failed}"
         )
     }
+}
+
+/// Seeds as they are asked for: `200`, or `201..300`.
+///
+/// # Errors
+/// What is neither, or none.
+pub fn parse(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    let seeds = match text.split_once("..") {
+        Some((first, last)) => number(first).zip(number(last)).map(|(first, last)| first..=last),
+        None => number(text).map(|count| 1..=count),
+    };
+    let seeds = seeds.filter(|seeds| !seeds.is_empty());
+    seeds.ok_or_else(|| {
+        "expected how many, such as 200, or the first and the last, such as 201..300".to_owned()
+    })
 }
 
 /// Runs all seeds, `at_once` at a time. `more` goes to each process behind its seed.
@@ -74,10 +94,13 @@ pub fn run(seeds: RangeInclusive<u64>, at_once: usize, more: &[String]) -> anyho
     })?;
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.sort_by_key(|(seed, _)| *seed);
-    let records = done.iter().map(|(_, output)| records_of(output)).sum();
+    let told = || done.iter().map(|(_, output)| last_line(output));
+    let records = told().map(|line| records_of(&line)).sum();
+    let mut hasher = DefaultHasher::new();
+    told().for_each(|line| line.hash(&mut hasher));
     let broken = done.iter().filter(|(_, output)| !output.status.success());
     let broken = broken.map(|(seed, output)| (*seed, said(output))).collect();
-    Ok(Figures { seeds: last - first + 1, broken, records, took: begun.elapsed() })
+    Ok(Figures { seeds: last - first + 1, broken, records, hash: hasher.finish(), took: begun.elapsed() })
 }
 
 fn said(output: &Output) -> String {
@@ -85,10 +108,26 @@ fn said(output: &Output) -> String {
     format!("{}{}({})", text(&output.stderr), text(&output.stdout), output.status)
 }
 
-/// Out of the last line: `seed 7: 123 records, …`.
-fn records_of(output: &Output) -> u64 {
-    let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().last().unwrap_or_default();
+/// `seed 7: 123 records, history …`.
+fn last_line(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned()
+}
+
+fn records_of(line: &str) -> u64 {
     let words = line.split_once(": ").and_then(|(_, rest)| rest.split_once(" records"));
     words.and_then(|(records, _)| records.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_a_count_or_a_range() {
+        assert_eq!(parse("200"), Ok(1..=200));
+        assert_eq!(parse("7..9"), Ok(7..=9));
+        for wrong in ["0", "9..7", "-5", "abc", "1..", "..", ""] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
 }
