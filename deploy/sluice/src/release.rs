@@ -109,7 +109,8 @@ fn text(report: &Value) -> String {
         rows.extend(list(&report[key]).into_iter().map(row));
         rows
     };
-    let (given_up, left, ends) = (rows("given_up"), rows("left"), rows("ends"));
+    let (given_up, left, mut ends) = (rows("given_up"), rows("left"), rows("ends"));
+    ends[1..].sort();
     let sum: u64 = list(&report["given_up"]).iter().filter_map(|line| line["count"].as_u64()).sum();
     let gone = if is_dry { "would be given up" } else { "given up" };
     if given_up.len() > 1 {

@@ -74,8 +74,9 @@ fn waiting(body: &Value) -> Option<String> {
         }
         false => format!(
             "which may be in {}: start its pod again with that log; where it is lost for good, see what would be given up: \
-             sluice release --log LOG --dry-run",
-            shown.join(", ")
+             sluice release --log {} --dry-run",
+            shown.join(", "),
+            logs.iter().find_map(|log| log["log"].as_str()).unwrap_or("LOG"),
         ),
     };
     Some(format!("{count} gap(s) of its streams wait for records that are not here, {how}"))
@@ -94,7 +95,11 @@ mod tests {
         let note = waiting(&body).expect("some wait");
         assert!(note.starts_with("3 gap(s)") && note.contains("--table a.b.c --dry-run"), "{note}");
         body["waits_for_logs"] = json!([{"log": "l", "pod": "pod-1"}, {"log": "m", "pod": null}]);
-        assert!(waiting(&body).expect("some wait").contains("log l of pod-1, log m: start"));
+        let note = waiting(&body).expect("some wait");
+        assert!(
+            note.contains("log l of pod-1, log m: start") && note.contains("--log l --dry-run"),
+            "{note}"
+        );
     }
 
     #[test]

@@ -65,7 +65,7 @@ type Engine = DefaultEngine<Executor>;
 #[derive(Debug, thiserror::Error)]
 pub enum DeltaError {
     /// There is no table.
-    #[error("no Delta table at {0}")]
+    #[error("no Delta table at /{0}")]
     NotFound(Path),
     /// The table has what Sluice cannot write to.
     #[error("the table {0}")]
