@@ -4,8 +4,8 @@
 //! *Does not own*: what is sent to them.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -468,9 +468,22 @@ impl Cluster {
     }
 }
 
-/// A port that was free a moment ago; the pod needs the same one again after each restart.
+/// A port for TCP that nobody has; the pod needs the same one again after each restart.
 pub(crate) fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0").context("no free port")?.local_addr()?.port())
+    free(|address| TcpListener::bind(address).map(drop))
+}
+
+/// A port for UDP that nobody has.
+pub(crate) fn free_udp_port() -> anyhow::Result<u16> {
+    free(|address| UdpSocket::bind(address).map(drop))
+}
+
+/// Not of those that the system gives to whoever asks for any port (from 32768 on, in Linux): until a process binds it, and
+/// while it is down, one of these would sooner or later be somebody else's.
+fn free(bind: impl Fn((Ipv4Addr, u16)) -> io::Result<()>) -> anyhow::Result<u16> {
+    let ports = std::iter::repeat_with(|| rand::random_range(10_000..32_000_u16)).take(100);
+    let mut ports = ports.filter(|port| bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
+    ports.next().context("no free port of 100 between 10000 and 31999")
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -23,7 +22,7 @@ use sluice_shared::lifecycle::{OnPanic, TaskScope};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::cluster::{Process, free_port};
+use crate::cluster::{Process, free_port, free_udp_port};
 use crate::cut::Cutter;
 use crate::fault_dir::FaultDir;
 use crate::workload::Shape;
@@ -615,6 +614,5 @@ impl Admin {
 
 /// An address for gossip that was free a moment ago; whoever comes back needs the same one.
 fn free_gossip() -> anyhow::Result<String> {
-    let address = UdpSocket::bind("127.0.0.1:0").context("no free port")?.local_addr()?;
-    Ok(address.to_string())
+    Ok(format!("127.0.0.1:{}", free_udp_port()?))
 }
