@@ -239,6 +239,12 @@ pub(super) fn groups(at_hand: &[Entry], pieces: Vec<EntryPiece>, target: u64) ->
     groups
 }
 
+/// Of the batches of a group: each counts once, in however many pieces it is.
+pub(super) fn rows_bytes(at_hand: &[Entry], group: &[EntryPiece]) -> u64 {
+    let entries: HashSet<usize> = group.iter().map(|piece| piece.entry).collect();
+    entries.into_iter().map(|entry| at_hand[entry].bytes).sum()
+}
+
 pub(super) fn sources(at_hand: &[Entry], group: &[EntryPiece]) -> Vec<Source> {
     let mut sources: Vec<Source> = Vec::new();
     for pieces in group.chunk_by(|a, b| a.entry == b.entry && a.piece.run < b.piece.run) {

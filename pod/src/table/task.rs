@@ -24,7 +24,7 @@ use super::home::{CommitRequest, HomeError, Outcome, View};
 use super::open::{OpenTable, lock};
 use super::parquet::{EncodeError, Encoded, encode};
 use super::rejected::{self, RejectError, Rejects};
-use super::round::{Entry, Progress, Round, Written, groups, sources};
+use super::round::{Entry, Progress, Round, Written, groups, rows_bytes, sources};
 use super::route::{Known, Marks, News, Routed};
 use super::watermark::{RunKey, Verdict, WatermarkMap, judge};
 use crate::stream::progress::StreamProgress;
@@ -528,8 +528,8 @@ impl TableTask {
         for group in groups(at_hand, pieces, self.table.config.target_file_bytes) {
             let sources = sources(at_hand, &group);
             // A file is hardly ever larger than its rows.
-            let bytes = sources.iter().map(|source| source.batch.memory_bytes() as u64).sum();
-            let (shape, permit) = (Arc::clone(shape), self.table.budget.claim(bytes));
+            let permit = self.table.budget.claim(rows_bytes(at_hand, &group));
+            let shape = Arc::clone(shape);
             encoding.push((group, permit, ENCODERS.begin(move || encode(&shape, &sources)).await));
         }
         for (group, permit, encoded) in encoding {
