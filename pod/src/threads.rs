@@ -53,17 +53,6 @@ pub fn ask_for_real_time() -> bool {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
-/// Has glibc keep about one heap a core, not eight: buffers of many sizes pass from thread to thread here, and each heap keeps
-/// what its largest moment took. To be called before there are threads.
-#[allow(unsafe_code, reason = "there is no safe wrapper for mallopt among our dependencies")]
-pub fn keep_few_heaps() {
-    // SAFETY: takes and gives plain numbers.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, libc::c_int::try_from(cores() + 1).unwrap_or(libc::c_int::MAX))
-    };
-}
-
 /// Cores that this process may use; one where that is not known.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

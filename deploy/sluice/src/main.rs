@@ -10,6 +10,7 @@ mod check;
 mod cluster;
 mod config;
 mod http;
+mod memory;
 mod pool;
 mod print;
 mod release;
@@ -23,7 +24,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use sluice_pod::threads::{hand_on, keep_few_heaps};
+use sluice_pod::threads::hand_on;
 
 /// Streams of records into Delta Lake tables: durable in milliseconds, in the table a second later, exactly once.
 #[derive(Parser)]
@@ -70,7 +71,6 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    keep_few_heaps();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(hand_on).build();
     let runtime = match runtime {
         Ok(runtime) => runtime,

@@ -28,9 +28,13 @@ use crate::stream::progress::StreamProgress;
 use crate::wal::{Durable, Wal};
 
 /// Memory for what is durable and not committed, of all tables of a pod: batches that wait, and files until they are stored.
+/// Batches that have just come get half of it: a quarter is for those that a flush has to read back meanwhile, and a quarter
+/// for its files.
 #[derive(Debug)]
 pub struct Budget {
     used: AtomicU64,
+    /// What of it are batches that have not left memory since they came.
+    kept: AtomicU64,
     most: u64,
 }
 
@@ -40,12 +44,16 @@ pub struct Budget {
 pub(super) struct Permit {
     budget: Arc<Budget>,
     bytes: u64,
+    is_kept: bool,
 }
+
+/// Rows of one flush may be so many bytes however little memory there is.
+const FLUSH_BYTES_MIN: u64 = 8 << 20;
 
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(most: u64) -> Self {
-        Self { used: AtomicU64::new(0), most }
+        Self { used: AtomicU64::new(0), kept: AtomicU64::new(0), most }
     }
 
     /// Bytes in use.
@@ -53,24 +61,41 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Bytes of rows that one flush may read back.
+    pub(super) fn flush_bytes_max(&self) -> u64 {
+        (self.most / 4).max(FLUSH_BYTES_MIN)
+    }
+
     /// For what can be left to the log.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
-        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.most);
-        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        taken.ok().map(|_| Permit { budget: Arc::clone(self), bytes })
+        let add = |to: &AtomicU64, most: u64| {
+            let fits = |sum: u64| sum.checked_add(bytes).filter(|sum| *sum <= most);
+            to.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+        };
+        if !add(&self.kept, self.most / 2) {
+            return None;
+        }
+        if !add(&self.used, self.most) {
+            self.kept.fetch_sub(bytes, Ordering::Relaxed);
+            return None;
+        }
+        Some(Permit { budget: Arc::clone(self), bytes, is_kept: true })
     }
 
     /// For what a flush cannot do without: there may be more than there should be, and so much less is taken until it is
     /// given back.
     pub(super) fn claim(self: &Arc<Self>, bytes: u64) -> Permit {
         self.used.fetch_add(bytes, Ordering::Relaxed);
-        Permit { budget: Arc::clone(self), bytes }
+        Permit { budget: Arc::clone(self), bytes, is_kept: false }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        if self.is_kept {
+            self.budget.kept.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
     }
 }
 
@@ -355,5 +380,29 @@ impl OpenTable {
         let oldest = in_work.into_iter().chain(waiting).min();
         let age_us = oldest.map_or(0, |us| now_us().saturating_sub(us));
         Duration::from_micros(u64::try_from(age_us).unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_the_budget_is_left_to_flushes() {
+        let budget = Arc::new(Budget::new(100));
+        let kept = budget.take(45).expect("there is room");
+        assert!(budget.take(6).is_none(), "that half is not for what comes");
+        let second = budget.take(5).expect("there is room");
+        let read_back = budget.claim(60);
+        assert_eq!(budget.used(), 110);
+        drop(kept);
+        assert!(budget.take(36).is_none(), "what is read back counts too");
+        let third = budget.take(35).expect("there is room");
+        assert_eq!(budget.used(), 100);
+        drop((second, read_back));
+        assert!(budget.take(16).is_none());
+        drop((third, budget.take(15).expect("there is room")));
+        assert_eq!(budget.used(), 0);
+        assert!(budget.take(50).is_some() && budget.take(51).is_none());
     }
 }

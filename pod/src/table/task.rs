@@ -308,9 +308,10 @@ impl TableTask {
         flush_before(since, interval, round.map(|round| round.checked_sub(lead).unwrap_or(round)))
     }
 
-    /// Of rows, for one flush: so many files are encoded at the same time.
+    /// Of rows, for one flush: so many files are encoded at the same time, of rows for which there is memory.
     fn flush_bytes_max(&self) -> u64 {
-        self.table.config.target_file_bytes.saturating_mul(cores().min(FILES_AT_ONCE_MAX) as u64)
+        let files = cores().min(FILES_AT_ONCE_MAX) as u64;
+        self.table.config.target_file_bytes.saturating_mul(files).min(self.table.budget.flush_bytes_max())
     }
 
     /// Takes what is at hand for one flush.
