@@ -398,7 +398,7 @@ fn number(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
         big if big >= 1e9 => (value / 1e9, "G"),
         big if big >= 1e6 => (value / 1e6, "M"),
-        big if big >= 1e4 => (value / 1e3, "k"),
+        big if big >= 1e3 => (value / 1e3, "k"),
         _ => (value, ""),
     };
     let decimals = match scaled.abs() {
@@ -485,7 +485,7 @@ mod tests {
         let points = vec![(0.0, 0.2), (1.0, f64::NAN), (2.0, 0.0), (3.0, 9_000.0)];
         let line = Line { name: "p99".to_owned(), points, is_stepped: false };
         let svg = TimePlot { is_log: true, lines: vec![line], ..plot() }.to_svg().expect("a plot");
-        for text in [">0.1<", ">10<", ">1000<"] {
+        for text in [">0.1<", ">10<", ">1k<"] {
             assert!(svg.replace(['\n', '\r'], "").contains(text), "no {text} in {svg}");
         }
     }
@@ -524,7 +524,7 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let texts = [0.0, 0.25, 1.5, 12.345, 250.0, 9_999.0, 1_000_000.0, 25_300.0, -2.0].map(number);
-        assert_eq!(texts, ["0", "0.25", "1.5", "12.3", "250", "9999", "1M", "25.3k", "-2"]);
+        let texts = [0.0, 0.25, 1.5, 12.345, 999.0, 5_000.0, 1_000_000.0, 25_300.0, -2.0].map(number);
+        assert_eq!(texts, ["0", "0.25", "1.5", "12.3", "999", "5k", "1M", "25.3k", "-2"]);
     }
 }

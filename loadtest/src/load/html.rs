@@ -26,7 +26,7 @@ h2{font-size:18px;margin:32px 0 10px}p{margin:4px 0}.soft{color:var(--soft)}\
 .met{background:var(--good)}.missed{background:var(--bad)}\
 table{border-collapse:collapse;background:var(--paper);border:1px solid var(--line);width:100%}\
 th,td{padding:4px 12px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
-th:first-child,td:first-child{text-align:left}th{font-weight:600;color:var(--soft);background:#fafbfc}\
+th:first-child,td:first-child{text-align:left}th{font-weight:600;color:var(--soft);background:#fafbfc;white-space:normal}\
 td.word{text-align:left;font-weight:600}td.good{color:var(--good)}td.bad{color:var(--bad)}\
 .columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(340px,1fr));gap:14px;align-items:start}\
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(640px,100%),1fr));gap:14px}\
