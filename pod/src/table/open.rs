@@ -32,9 +32,10 @@ use crate::wal::{Durable, Wal};
 /// for its files.
 #[derive(Debug)]
 pub struct Budget {
-    used: AtomicU64,
-    /// What of it are batches that have not left memory since they came.
+    /// Batches that have not left memory since they came.
     kept: AtomicU64,
+    /// What flushes need beside them.
+    claimed: AtomicU64,
     most: u64,
 }
 
@@ -53,12 +54,12 @@ const FLUSH_BYTES_MIN: u64 = 8 << 20;
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(most: u64) -> Self {
-        Self { used: AtomicU64::new(0), kept: AtomicU64::new(0), most }
+        Self { kept: AtomicU64::new(0), claimed: AtomicU64::new(0), most }
     }
 
     /// Bytes in use.
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.kept.load(Ordering::Relaxed) + self.claimed.load(Ordering::Relaxed)
     }
 
     /// Bytes of rows that one flush may read back.
@@ -68,34 +69,24 @@ impl Budget {
 
     /// For what can be left to the log.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
-        let add = |to: &AtomicU64, most: u64| {
-            let fits = |sum: u64| sum.checked_add(bytes).filter(|sum| *sum <= most);
-            to.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
-        };
-        if !add(&self.kept, self.most / 2) {
-            return None;
-        }
-        if !add(&self.used, self.most) {
-            self.kept.fetch_sub(bytes, Ordering::Relaxed);
-            return None;
-        }
-        Some(Permit { budget: Arc::clone(self), bytes, is_kept: true })
+        let room = self.most.saturating_sub(self.claimed.load(Ordering::Relaxed)).min(self.most / 2);
+        let fits = |kept: u64| kept.checked_add(bytes).filter(|sum| *sum <= room);
+        let taken = self.kept.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        taken.ok().map(|_| Permit { budget: Arc::clone(self), bytes, is_kept: true })
     }
 
     /// For what a flush cannot do without: there may be more than there should be, and so much less is taken until it is
     /// given back.
     pub(super) fn claim(self: &Arc<Self>, bytes: u64) -> Permit {
-        self.used.fetch_add(bytes, Ordering::Relaxed);
+        self.claimed.fetch_add(bytes, Ordering::Relaxed);
         Permit { budget: Arc::clone(self), bytes, is_kept: false }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
-        if self.is_kept {
-            self.budget.kept.fetch_sub(self.bytes, Ordering::Relaxed);
-        }
+        let part = if self.is_kept { &self.budget.kept } else { &self.budget.claimed };
+        part.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
