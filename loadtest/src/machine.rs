@@ -15,13 +15,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use arrow::array::RecordBatch;
 use parquet::arrow::ArrowWriter;
-use parquet::basic::{Compression, ZstdLevel};
-use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use serde::{Deserialize, Serialize};
 use sluice_pod::decode::arrow::ArrowDecoder;
 use sluice_pod::decode::json::JsonDecoder;
 use sluice_pod::decode::protobuf::ProtobufDecoder;
 use sluice_pod::decode::rows::{BYTES_MAX, Rows};
+use sluice_pod::table::parquet::properties;
 use sluice_pod::threads::ask_for_real_time;
 use sluice_shared::frame::{Encoding, UnknownFields};
 
@@ -129,14 +128,32 @@ pub fn measure(dir: &Path, [arrow, json, protobuf]: [&Feed; 3], lasts: Duration)
     })
 }
 
-/// What one small step costs, medians in µs, when there is a pause before each: disks and cores that have gone to rest
-/// take longer than in a closed loop.
+/// What small steps cost when there is a pause before each: disks and cores that have gone to rest take longer than in a closed
+/// loop.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Steps {
     /// Write and flush.
-    pub flush_us: f64,
+    pub flush: Step,
     /// There and back over loopback TCP, between two threads that sleep meanwhile.
-    pub round_trip_us: f64,
+    pub round_trip: Step,
+}
+
+/// How long a step takes, µs.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Step {
+    /// Median.
+    pub p50_us: f64,
+    /// 99 of 100 were faster.
+    pub p99_us: f64,
+}
+
+impl Step {
+    /// At least one time.
+    fn of(mut times: Vec<Duration>) -> Self {
+        times.sort();
+        let at = |place: usize| times[place].as_secs_f64() * 1e6;
+        Self { p50_us: at(times.len() / 2), p99_us: at(times.len() * 99 / 100) }
+    }
 }
 
 /// Measures steps of `bytes`, one each `interval`, on the machine as it is now; with real-time priority where that is
@@ -148,8 +165,8 @@ pub fn steps(dir: &Path, bytes: usize, interval: Duration) -> anyhow::Result<Ste
     let target = Target::prepare(dir, MEASURE)?;
     let measured = std::thread::spawn(move || {
         ask_for_real_time();
-        let flush_us = target.flush_us(bytes.next_multiple_of(ALIGN), interval)?;
-        Ok(Steps { flush_us, round_trip_us: round_trip_us(bytes, interval)? })
+        let flush = target.flush(bytes.next_multiple_of(ALIGN), interval)?;
+        Ok(Steps { flush, round_trip: round_trip(bytes, interval)? })
     });
     measured.join().ok().context("the measuring thread panicked")?
 }
@@ -157,7 +174,7 @@ pub fn steps(dir: &Path, bytes: usize, interval: Duration) -> anyhow::Result<Ste
 fn disk(dir: &Path, lasts: Duration) -> anyhow::Result<Disk> {
     let target = Target::prepare(dir, lasts)?;
     let (write_mb_per_s, write_cpu_s_per_gb) = target.write()?;
-    let flush = |bytes| target.flush_us(bytes, Duration::ZERO);
+    let flush = |bytes| target.flush(bytes, Duration::ZERO).map(|step| step.p50_us);
     let (flush_4k_us, flush_64k_us) = (flush(4 << 10)?, flush(64 << 10)?);
     let stop = Arc::new(AtomicBool::new(false));
     let cores = std::thread::available_parallelism()?.get();
@@ -235,7 +252,7 @@ impl Target {
         Ok((timed.mb_per_s(), timed.cpu_s_per_gb()))
     }
 
-    fn flush_us(&self, bytes: usize, pause: Duration) -> anyhow::Result<f64> {
+    fn flush(&self, bytes: usize, pause: Duration) -> anyhow::Result<Step> {
         let mut file = self.open(libc::O_DSYNC)?;
         let started = Instant::now();
         let (mut times, mut place) = (Vec::new(), 0);
@@ -250,8 +267,7 @@ impl Target {
                 place = 0;
             }
         }
-        times.sort();
-        Ok(times[times.len() / 2].as_secs_f64() * 1e6)
+        Ok(Step::of(times))
     }
 }
 
@@ -289,7 +305,7 @@ fn loopback(lasts: Duration) -> anyhow::Result<Timed> {
 }
 
 /// `bytes` there, a few back.
-fn round_trip_us(bytes: usize, pause: Duration) -> anyhow::Result<f64> {
+fn round_trip(bytes: usize, pause: Duration) -> anyhow::Result<Step> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut near = TcpStream::connect(listener.local_addr()?)?;
     let (mut far, _) = listener.accept()?;
@@ -311,8 +327,7 @@ fn round_trip_us(bytes: usize, pause: Duration) -> anyhow::Result<f64> {
     }
     drop(near);
     echo.join().ok().context("the echo panicked")?;
-    times.sort();
-    Ok(times[times.len() / 2].as_secs_f64() * 1e6)
+    Ok(Step::of(times))
 }
 
 fn memcpy(lasts: Duration) -> f64 {
@@ -419,10 +434,8 @@ impl Decoder {
 
 fn parquet(batches: &[RecordBatch]) -> anyhow::Result<()> {
     let schema = batches.first().context("no batches")?.schema();
-    let properties = WriterProperties::builder()
-        .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
-        .set_statistics_enabled(EnabledStatistics::Chunk)
-        .build();
+    let rows = batches.iter().map(RecordBatch::num_rows).sum();
+    let properties = properties(batches.first().context("no batches")?, rows)?;
     let mut writer = ArrowWriter::try_new(Vec::new(), schema, Some(properties))?;
     for batch in batches {
         writer.write(batch)?;

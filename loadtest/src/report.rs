@@ -12,7 +12,7 @@ use crate::bench::growth::{Growth, Point, Versions};
 use crate::bench::run::Run;
 use crate::bench::{Figures, LIGHT_LOAD, Paced, Row, RowFigures, median};
 use crate::edges::{self, EdgeFigures};
-use crate::machine::{Codec, Limits};
+use crate::machine::{Codec, Limits, Steps};
 
 /// (a), MB/s of payload, to durable and to committed.
 const ARROW_DURABLE_MIN: f64 = 400.0;
@@ -40,20 +40,36 @@ const FLAT_MEMORY_MAX: f64 = 1.1;
 /// What a pod may take beside `pod.memory_bytes` and `pod.ingress_bytes`: files that are being encoded, the program.
 const POD_REST_BYTES: f64 = (256 << 20) as f64;
 
-/// Why an aim is missed, where that is known: by the beginning of the figure's name. Without one the bench fails.
-const REASONS: [(&str, &str); 5] = [
+/// What one core of the machine encodes of (a) as Parquet where the rates that are aimed at were met, MB/s.
+const PARQUET_OF_AIMS: f64 = 222.0;
+
+/// Why an aim is missed, where that is known of every machine: by the beginning of the figure's name. Without one the bench
+/// fails.
+const REASONS: [(&str, &str); 7] = [
     ("(a) CPU of gateway and pod", BESIDE_THE_BARE_SUM),
-    ("(a) ack p50, 10 % load", BARE_CHAIN),
-    ("(b) ack p50, 10 % load", BARE_CHAIN),
     ("(a) committed p50, 50 % load", HALF_AN_INTERVAL),
     ("(q) records, to durable", SPREAD),
+    ("10,000 streams: records", SOCKETS),
+    ("10.0 tables: records, to durable", SMALL_FILES),
+    ("100 tables: records", SMALL_FILES),
+    ("1,000 tables: records", SMALL_FILES),
 ];
 const BESIDE_THE_BARE_SUM: &str = "the bare sum has one receiver, and neither files that are written nor copies; by profile of \
      the pod, 9 % is what files of the table take on their way into the page cache, 16 % are copies into groups of the log, \
      out of HTTP/2 messages and among Parquet's pages, and 5 % the second receiver";
-const BARE_CHAIN: &str = "a flush and two bare round trips between threads that sleep are more than 2 flushes by themselves, \
-     where processors that rest take 15 to 20 µs to wake (two such trips are in the lines below); a record passes five threads \
-     of three processes, and its ack four";
+const BARE_CHAIN: &str = "a flush and two bare round trips between threads that sleep take longer than that by themselves, on \
+     the machine at rest (a line below); a record passes five threads of three processes, and its ack four";
+const LATE_WAKES: &str = "on the machine at rest a flush and two bare round trips, each at its p99, take longer than that by \
+     themselves (a line below): once in a hundred times a thread that sleeps wakes late, and a record and its ack wake nine; \
+     with the log in memory, and no files made, p99 is a third of what it is, and still above";
+const SLOWER_CORES: &str = "a core of this machine encodes (a) as Parquet at less than nine tenths of the speed of those on \
+     which the aims were met: read the ratios";
+const SOCKETS: &str = "by profile the pod's link and files take 31 % of both cores, its lanes 28 %, the gateway 22 % and the \
+     producer 15 %: each stream has a socket, tasks and messages of its own for ten records at a time, and a wake finds one or \
+     two frames, where it finds dozens of a few streams";
+const SMALL_FILES: &str = "each table's flush is a file and a commit of its own, however few rows it has, and files of many \
+     tables are encoded by all cores, where one table leaves a core to the log; of 1,000 tables, by profile, encoding takes 38 % \
+     of both cores, files are created and flushed in 23 %, half of it a search for free inodes, and Delta's commits take 15 %";
 const HALF_AN_INTERVAL: &str = "half a flush interval of 1 s is waited on average, and one core takes 0.4 s to encode a second \
      of this load as one file";
 const SPREAD: &str = "by profile the producer takes 26 % of both cores, the gateway 34 % and the pod 38 %, half of that its \
@@ -113,6 +129,12 @@ impl Figure {
         self
     }
 
+    /// Where nothing else is known already.
+    fn because(mut self, reason: Option<&'static str>) -> Self {
+        self.reason = self.reason.or(reason);
+        self
+    }
+
     /// The figure in units of its limit.
     pub fn ratio(&self) -> Option<f64> {
         self.limit.as_ref().map(|limit| self.value / limit.value)
@@ -147,7 +169,8 @@ impl Report {
             lines.extend(growth_lines(growth));
         }
         lines.extend(figures.versions.iter().flat_map(version_lines));
-        lines.extend(figures.long.iter().flat_map(long_lines));
+        let slower = slower_cores(figures.limits.as_ref());
+        lines.extend(figures.long.iter().flat_map(|run| long_lines(run, slower)));
         lines.extend(figures.edges.iter().flat_map(edge_lines));
         if !figures.with_aims {
             lines.iter_mut().for_each(|line| line.aim = None);
@@ -175,16 +198,21 @@ fn row_lines(row: &RowFigures, limits: Option<&Limits>) -> Vec<Figure> {
     let aim = |aims: &[(char, f64)]| {
         aims.iter().find(|(wanted, _)| *wanted == key).map(|(_, least)| Aim::AtLeast(*least))
     };
+    let slower = slower_cores(limits);
     let durable = [('b', JSON_DURABLE_MIN), ('c', SINGLE_DURABLE_MIN), ('q', QUIC_DURABLE_MIN)];
     let cpu = bare.filter(|_| key == 'a').map(|(_, bare)| Aim::AtMost(CPU_MAX * bare));
     let mut lines = vec![
         line("payload, to durable", "MB/s", |run| run.durable_mb_per_s)
             .beside(disk)
-            .aiming(aim(&[('a', ARROW_DURABLE_MIN)])),
-        line("records, to durable", "/s", |run| run.durable_records_per_s).aiming(aim(&durable)),
+            .aiming(aim(&[('a', ARROW_DURABLE_MIN)]))
+            .because(slower),
+        line("records, to durable", "/s", |run| run.durable_records_per_s)
+            .aiming(aim(&durable))
+            .because(slower),
         line("payload, to committed", "MB/s", |run| run.mb_per_s)
             .beside(parquet(|codec| codec.parquet_mb_per_s))
-            .aiming(aim(&[('a', ARROW_COMMITTED_MIN)])),
+            .aiming(aim(&[('a', ARROW_COMMITTED_MIN)]))
+            .because(slower),
         line("records, to committed", "/s", |run| run.records_per_s)
             .beside(parquet(|codec| codec.parquet_records_per_s)),
         line("ack p50, full load", "ms", |run| run.ack.p50_ms).beside(flush),
@@ -201,23 +229,34 @@ fn row_lines(row: &RowFigures, limits: Option<&Limits>) -> Vec<Figure> {
     lines
 }
 
+fn slower_cores(limits: Option<&Limits>) -> Option<&'static str> {
+    limits.filter(|limits| limits.arrow.parquet_mb_per_s < 0.9 * PARQUET_OF_AIMS).map(|_| SLOWER_CORES)
+}
+
 fn paced_lines(key: char, paced: &Paced) -> Vec<Figure> {
-    let flush_ms = median(&paced.steps, |steps| steps.flush_us) / 1e3;
-    let trips_ms = 2.0 * median(&paced.steps, |steps| steps.round_trip_us) / 1e3;
+    let bare = |figure: fn(&Steps) -> f64| median(&paced.steps, figure) / 1e3;
+    let flush_ms = bare(|steps| steps.flush.p50_us);
+    let chain_ms = bare(|steps| steps.flush.p50_us + 2.0 * steps.round_trip.p50_us);
+    let late_ms = bare(|steps| steps.flush.p99_us + 2.0 * steps.round_trip.p99_us);
     let flush = Some(("flush of a frame, at that pace", flush_ms));
     let percent = 100.0 * paced.load;
     let line =
         |what: &str, unit, value| Figure::new(format!("({key}) {what}, {percent} % load"), value, unit);
     let run = |what, figure: fn(&Run) -> f64| line(what, "ms", median(&paced.runs, figure));
     let is_light = paced.load == LIGHT_LOAD;
-    let flushes = |most: f64| is_light.then_some(Aim::AtMost(most * flush_ms));
     let at_most = |most: f64| (!is_light).then_some(Aim::AtMost(most));
+    let ack = |line: Figure, flushes: f64, (bare_ms, reason)| {
+        let most = flushes * flush_ms;
+        let known = (bare_ms > most).then_some(reason);
+        line.beside(flush).aiming(is_light.then_some(Aim::AtMost(most))).because(known)
+    };
     vec![
         line("payload", "MB/s", median(&paced.runs, |run| run.mb_per_s)),
         line("a frame", "KB", paced.frame_bytes / 1e3),
-        run("ack p50", |run| run.ack.p50_ms).beside(flush).aiming(flushes(ACK_P50_FLUSHES_MAX)),
-        run("ack p99", |run| run.ack.p99_ms).beside(flush).aiming(flushes(ACK_P99_FLUSHES_MAX)),
-        line("two bare loopback round trips of a frame", "ms", trips_ms).beside(flush),
+        ack(run("ack p50", |run| run.ack.p50_ms), ACK_P50_FLUSHES_MAX, (chain_ms, BARE_CHAIN)),
+        ack(run("ack p99", |run| run.ack.p99_ms), ACK_P99_FLUSHES_MAX, (late_ms, LATE_WAKES)),
+        line("a bare flush and two bare round trips", "ms", chain_ms).beside(flush),
+        line("the same, each at its p99", "ms", late_ms).beside(flush),
         run("committed p50", |run| run.committed.p50_ms).aiming(at_most(COMMITTED_P50_MS_MAX)),
         run("committed p99", |run| run.committed.p99_ms).aiming(at_most(COMMITTED_P99_MS_MAX)),
     ]
@@ -255,7 +294,7 @@ fn version_lines(versions: &Versions) -> Vec<Figure> {
     lines.collect()
 }
 
-fn long_lines(run: &Run) -> Vec<Figure> {
+fn long_lines(run: &Run, slower: Option<&'static str>) -> Vec<Figure> {
     let (early, late) = run.pod_memory.split_at(run.pod_memory.len() / 2);
     let most = |memory: &[u64]| memory.iter().max().map_or(f64::NAN, |bytes| *bytes as f64 / 1e6);
     // As they are where nobody sets them.
@@ -264,7 +303,8 @@ fn long_lines(run: &Run) -> Vec<Figure> {
     let name = |what: &str| format!("(a) for {:.0} s: {what}", run.seconds);
     vec![
         Figure::new(name("payload, to committed"), run.mb_per_s, "MB/s")
-            .aiming(Some(Aim::AtLeast(ARROW_COMMITTED_MIN))),
+            .aiming(Some(Aim::AtLeast(ARROW_COMMITTED_MIN)))
+            .because(slower),
         Figure::new(name("memory of the pod, most of the first half"), most(early), "MB")
             .beside(Some(("its budget", budget_mb)))
             .aiming(Some(Aim::AtMost(budget_mb + POD_REST_BYTES / 1e6))),
@@ -425,6 +465,7 @@ mod tests {
     use super::*;
     use crate::bench::run::{Cpu, Quantiles};
     use crate::edges::EDGES;
+    use crate::machine::Step;
 
     #[test]
     fn numbers_are_short() {
@@ -480,6 +521,28 @@ mod tests {
         }
         let unaimed = Figures { growth: vec![growth(0.0)], with_aims: false, ..nothing() };
         assert!(Report::new(unaimed).is_met());
+    }
+
+    #[test]
+    fn a_late_ack_is_known_where_bare_steps_are_late_too() {
+        let late = |p99_us| {
+            let step = Step { p50_us: 100.0, p99_us };
+            let times = Quantiles { p50_ms: 1.0, p99_ms: 5.0 };
+            let paced = Paced {
+                load: LIGHT_LOAD,
+                frame_bytes: 1e3,
+                runs: vec![Run { ack: times, ..run_of(1e3) }],
+                steps: vec![Steps { flush: step, round_trip: step }],
+            };
+            let lines = paced_lines('a', &paced);
+            let ack = |what: &str| lines.iter().find(|line| line.name.contains(what)).expect("a line");
+            let (usual, seldom) = (ack("ack p50"), ack("ack p99"));
+            assert_eq!([usual.is_met(), seldom.is_met()], [Some(false); 2]);
+            // Of 100 µs three steps are more than one and a half.
+            assert_eq!(usual.reason, Some(BARE_CHAIN));
+            seldom.reason
+        };
+        assert_eq!([late(100.0), late(101.0)], [None, Some(LATE_WAKES)]);
     }
 
     #[test]

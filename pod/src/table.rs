@@ -43,6 +43,7 @@ pub use place::{Stores, TablesPlace};
 pub mod batch;
 pub mod watermark;
 pub mod ended;
+mod dictionary;
 mod directory;
 mod faulty;
 mod place;

@@ -28,10 +28,12 @@ use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::schema::types::ColumnPath;
 use sluice_shared::ids::OffsetRange;
 
-use super::batch::{Batch, Run};
+use super::batch::{Batch, Run, chunk_bytes};
 use super::delta::{DataFile, DeltaError, FileStats, Place, Shape};
+use super::dictionary;
 use crate::threads;
 
 /// Rows go to the writer in portions of at least so many: statistics are taken per portion.
@@ -117,6 +119,12 @@ pub struct Source {
     pub pieces: Vec<Piece>,
 }
 
+impl Source {
+    fn rows(&self) -> usize {
+        self.pieces.iter().map(|piece| run_rows(&self.batch, piece.run, piece.from).len()).sum()
+    }
+}
+
 /// A file's bytes, not yet stored.
 pub struct Encoded {
     /// Where it goes.
@@ -144,7 +152,7 @@ impl Encoded {
 /// `Misfit` where rows do not fit the table; else a broken invariant.
 pub fn encode(shape: &Shape, sources: &[Source]) -> Result<Vec<Encoded>, EncodeError> {
     threads::give_way();
-    let mut files = Files::new(shape)?;
+    let mut files = Files::new(shape, sources.iter().map(Source::rows).sum())?;
     let mut portion = Portion::default();
     for source in sources {
         for rows in source_rows(shape, source)? {
@@ -164,7 +172,7 @@ pub fn encode(shape: &Shape, sources: &[Source]) -> Result<Vec<Encoded>, EncodeE
 /// # Errors
 /// A broken invariant.
 pub fn encode_rows(shape: &Shape, rows: &RecordBatch) -> Result<Vec<Encoded>, EncodeError> {
-    let mut files = Files::new(shape)?;
+    let mut files = Files::new(shape, rows.num_rows())?;
     files.write(rows)?;
     files.finish()
 }
@@ -443,17 +451,34 @@ struct FileWriter {
     file_indices: Arc<[usize]>,
 }
 
+/// How a file of about so many rows is written, by the first of them.
+///
+/// # Errors
+/// A broken invariant.
+pub fn properties(first: &RecordBatch, rows: usize) -> Result<WriterProperties, EncodeError> {
+    let bytes = chunk_bytes(first).max(1);
+    let group_rows = ROW_GROUP_BYTES.saturating_mul(first.num_rows()) / bytes;
+    let mut properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
+        .set_statistics_enabled(EnabledStatistics::Chunk)
+        .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
+        .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
+        .set_created_by(concat!("sluice ", env!("CARGO_PKG_VERSION")).to_owned());
+    for column in dictionary::without(first, rows.min(group_rows).min(ROW_GROUP_ROWS))? {
+        properties = properties.set_column_dictionary_enabled(ColumnPath::new(vec![column]), false);
+    }
+    Ok(properties.build())
+}
+
 impl FileWriter {
     /// Where the directory does not tell the partition values the file has them too: other readers than those that
     /// go by paths alone are to pass over them.
-    fn new(shape: &Shape, place: Place, file_indices: Arc<[usize]>) -> Result<Self, EncodeError> {
-        let properties = WriterProperties::builder()
-            .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
-            .set_statistics_enabled(EnabledStatistics::Chunk)
-            .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
-            .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
-            .set_created_by(concat!("sluice ", env!("CARGO_PKG_VERSION")).to_owned())
-            .build();
+    fn new(
+        shape: &Shape,
+        place: Place,
+        file_indices: Arc<[usize]>,
+        properties: WriterProperties,
+    ) -> Result<Self, EncodeError> {
         let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
         let schema = if place.tells_values { &shape.file_schema } else { &shape.schema };
         let writer = ArrowWriter::try_new_with_options(Pieces::default(), Arc::clone(schema), options)?;
@@ -477,6 +502,8 @@ impl FileWriter {
 /// One open file for each combination of partition values.
 struct Files<'a> {
     shape: &'a Shape,
+    /// Of all files together.
+    rows: usize,
     partition_indices: Vec<usize>,
     file_indices: Arc<[usize]>,
     keys: Option<RowConverter>,
@@ -484,7 +511,7 @@ struct Files<'a> {
 }
 
 impl<'a> Files<'a> {
-    fn new(shape: &'a Shape) -> Result<Self, EncodeError> {
+    fn new(shape: &'a Shape, rows: usize) -> Result<Self, EncodeError> {
         let index = |name: &String| shape.schema.index_of(name);
         let partition_indices =
             shape.partition_columns.iter().map(index).collect::<Result<Vec<usize>, ArrowError>>()?;
@@ -494,7 +521,7 @@ impl<'a> Files<'a> {
             partition_indices.iter().map(|i| SortField::new(shape.schema.field(*i).data_type().clone()));
         let keys =
             (!partition_indices.is_empty()).then(|| RowConverter::new(fields.collect())).transpose()?;
-        Ok(Self { shape, partition_indices, file_indices, keys, open: HashMap::new() })
+        Ok(Self { shape, rows, partition_indices, file_indices, keys, open: HashMap::new() })
     }
 
     /// Passes over rows that no partition takes: they are set aside.
@@ -538,7 +565,9 @@ impl<'a> Files<'a> {
             std::collections::hash_map::Entry::Occupied(open) => open.into_mut(),
             std::collections::hash_map::Entry::Vacant(vacant) => {
                 let place = self.shape.place(columns, row)?;
-                vacant.insert(FileWriter::new(self.shape, place, Arc::clone(&self.file_indices))?)
+                let properties = properties(rows, self.rows)?;
+                let indices = Arc::clone(&self.file_indices);
+                vacant.insert(FileWriter::new(self.shape, place, indices, properties)?)
             }
         };
         file.write(rows)
@@ -546,5 +575,37 @@ impl<'a> Files<'a> {
 
     fn finish(self) -> Result<Vec<Encoded>, EncodeError> {
         self.open.into_values().map(FileWriter::finish).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::StringArray;
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+
+    use super::*;
+
+    #[test]
+    fn columns_whose_values_hardly_come_again_are_smaller_without_a_dictionary() {
+        let ids = (0..40_000u64).map(|number| format!("{:032x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        let ids: ArrayRef = Arc::new(StringArray::from_iter_values(ids));
+        let regions = (0..40_000).map(|number| ["eu-west", "us-east", "ap-south"][number % 3]);
+        let regions: ArrayRef = Arc::new(StringArray::from_iter_values(regions));
+        let rows = RecordBatch::try_from_iter([("id", ids), ("region", regions)]).expect("a batch");
+        let sizes = |properties| {
+            let mut writer = ArrowWriter::try_new(Vec::new(), rows.schema(), Some(properties)).expect("fits");
+            writer.write(&rows).expect("in memory");
+            let file = SerializedFileReader::new(Bytes::from(writer.into_inner().expect("in memory")));
+            let file = file.expect("a file");
+            let columns = file.metadata().row_group(0).columns();
+            let [id, region] = columns else { panic!("{} columns", columns.len()) };
+            let has = [id, region].map(|column| column.dictionary_page_offset().is_some());
+            (has, [id, region].map(|column| column.compressed_size()))
+        };
+        let zstd = Compression::ZSTD(ZstdLevel::try_new(1).expect("a level"));
+        let (all, with) = sizes(WriterProperties::builder().set_compression(zstd).build());
+        let (own, without) = sizes(properties(&rows.slice(0, PORTION_ROWS), rows.num_rows()).expect("fit"));
+        assert_eq!((all, own), ([true, true], [false, true]));
+        assert!(without[0] <= with[0] && without[1] == with[1], "{without:?} with {with:?}");
     }
 }
