@@ -15,9 +15,11 @@ static ALLOCATOR: Jemalloc = Jemalloc;
 
 /// - Few arenas, whatever the machine has: each keeps what was given back to it. Small sizes are kept by each thread.
 /// - Large allocations among the others: their pages are used again, in place of going back to the system at once.
+/// - What has not been used again after a second goes back.
 /// - No huge pages by themselves: with a thousand tables a quarter of all time went to zeroing them for small buffers.
 #[allow(unsafe_code, reason = "jemalloc reads this symbol before there is a main")]
 #[used]
 #[unsafe(export_name = "malloc_conf")]
 // SAFETY: a text that ends with a zero and lives for ever; jemalloc declares this symbol as a pointer to such a text.
-static SETTINGS: Option<&'static c_char> = Some(unsafe { &*c"narenas:4,oversize_threshold:0".as_ptr() });
+static SETTINGS: Option<&'static c_char> =
+    Some(unsafe { &*c"narenas:4,oversize_threshold:0,dirty_decay_ms:1000".as_ptr() });
