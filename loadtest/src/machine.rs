@@ -25,6 +25,7 @@ use sluice_pod::threads::ask_for_real_time;
 use sluice_shared::frame::{Encoding, UnknownFields};
 
 use crate::bench::Feed;
+use crate::bench::run::Quantiles;
 use crate::workload;
 
 /// How long a measurement of single steps runs.
@@ -133,27 +134,9 @@ pub fn measure(dir: &Path, [arrow, json, protobuf]: [&Feed; 3], lasts: Duration)
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Steps {
     /// Write and flush.
-    pub flush: Step,
+    pub flush: Quantiles,
     /// There and back over loopback TCP, between two threads that sleep meanwhile.
-    pub round_trip: Step,
-}
-
-/// How long a step takes, µs.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Step {
-    /// Median.
-    pub p50_us: f64,
-    /// 99 of 100 were faster.
-    pub p99_us: f64,
-}
-
-impl Step {
-    /// At least one time.
-    fn of(mut times: Vec<Duration>) -> Self {
-        times.sort();
-        let at = |place: usize| times[place].as_secs_f64() * 1e6;
-        Self { p50_us: at(times.len() / 2), p99_us: at(times.len() * 99 / 100) }
-    }
+    pub round_trip: Quantiles,
 }
 
 /// Measures steps of `bytes`, one each `interval`, on the machine as it is now; with real-time priority where that is
@@ -174,7 +157,7 @@ pub fn steps(dir: &Path, bytes: usize, interval: Duration) -> anyhow::Result<Ste
 fn disk(dir: &Path, lasts: Duration) -> anyhow::Result<Disk> {
     let target = Target::prepare(dir, lasts)?;
     let (write_mb_per_s, write_cpu_s_per_gb) = target.write()?;
-    let flush = |bytes| target.flush(bytes, Duration::ZERO).map(|step| step.p50_us);
+    let flush = |bytes| target.flush(bytes, Duration::ZERO).map(|times| times.p50_ms * 1e3);
     let (flush_4k_us, flush_64k_us) = (flush(4 << 10)?, flush(64 << 10)?);
     let stop = Arc::new(AtomicBool::new(false));
     let cores = std::thread::available_parallelism()?.get();
@@ -252,7 +235,7 @@ impl Target {
         Ok((timed.mb_per_s(), timed.cpu_s_per_gb()))
     }
 
-    fn flush(&self, bytes: usize, pause: Duration) -> anyhow::Result<Step> {
+    fn flush(&self, bytes: usize, pause: Duration) -> anyhow::Result<Quantiles> {
         let mut file = self.open(libc::O_DSYNC)?;
         let started = Instant::now();
         let (mut times, mut place) = (Vec::new(), 0);
@@ -267,7 +250,7 @@ impl Target {
                 place = 0;
             }
         }
-        Ok(Step::of(times))
+        Ok(Quantiles::of(times))
     }
 }
 
@@ -305,7 +288,7 @@ fn loopback(lasts: Duration) -> anyhow::Result<Timed> {
 }
 
 /// `bytes` there, a few back.
-fn round_trip(bytes: usize, pause: Duration) -> anyhow::Result<Step> {
+fn round_trip(bytes: usize, pause: Duration) -> anyhow::Result<Quantiles> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut near = TcpStream::connect(listener.local_addr()?)?;
     let (mut far, _) = listener.accept()?;
@@ -327,7 +310,7 @@ fn round_trip(bytes: usize, pause: Duration) -> anyhow::Result<Step> {
     }
     drop(near);
     echo.join().ok().context("the echo panicked")?;
-    Ok(Step::of(times))
+    Ok(Quantiles::of(times))
 }
 
 fn memcpy(lasts: Duration) -> f64 {
@@ -433,10 +416,9 @@ impl Decoder {
 }
 
 fn parquet(batches: &[RecordBatch]) -> anyhow::Result<()> {
-    let schema = batches.first().context("no batches")?.schema();
-    let rows = batches.iter().map(RecordBatch::num_rows).sum();
-    let properties = properties(batches.first().context("no batches")?, rows)?;
-    let mut writer = ArrowWriter::try_new(Vec::new(), schema, Some(properties))?;
+    let first = batches.first().context("no batches")?;
+    let properties = properties(first, batches.iter().map(RecordBatch::num_rows).sum())?;
+    let mut writer = ArrowWriter::try_new(Vec::new(), first.schema(), Some(properties))?;
     for batch in batches {
         writer.write(batch)?;
     }

@@ -242,8 +242,8 @@ async fn run_beside(
         let mut figures = WorkFigures { work: *work, flush_ms: Vec::new(), round_trip_ms: Vec::new(), sides };
         for round in 1..=options.runs.max(1) {
             let Steps { flush, round_trip } = steps(work.rows * RECORD_BYTES)?;
-            figures.flush_ms.push(flush.p50_us / 1e3);
-            figures.round_trip_ms.push(round_trip.p50_us / 1e3);
+            figures.flush_ms.push(flush.p50_ms);
+            figures.round_trip_ms.push(round_trip.p50_ms);
             for (contender, side) in takers.iter().zip(&mut figures.sides) {
                 tell(&format!("{}: {}, round {round} of {}", work.name, side.name, options.runs.max(1)));
                 run_side(options, work, (&***contender, side), tell).await?;
@@ -280,7 +280,6 @@ mod tests {
     use anyhow::bail;
 
     use super::*;
-    use crate::machine::Step;
 
     /// Has one rate after the other, and fails when they are used up.
     struct Fake {
@@ -342,7 +341,7 @@ mod tests {
         };
         let told = RefCell::new(Vec::new());
         let tell = |what: &str| told.borrow_mut().push(what.to_owned());
-        let step = |p50_us: f64| Step { p50_us, p99_us: 2.0 * p50_us };
+        let step = |us: f64| Quantiles { p50_ms: us / 1e3, p99_ms: us / 500.0 };
         let steps = |bytes| Ok(Steps { flush: step(bytes as f64), round_trip: step(50.0) });
         let figures = run_beside(&steps, &options, &contenders, &tell).await.expect("runs");
         assert_eq!(

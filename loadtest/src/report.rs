@@ -234,10 +234,10 @@ fn slower_cores(limits: Option<&Limits>) -> Option<&'static str> {
 }
 
 fn paced_lines(key: char, paced: &Paced) -> Vec<Figure> {
-    let bare = |figure: fn(&Steps) -> f64| median(&paced.steps, figure) / 1e3;
-    let flush_ms = bare(|steps| steps.flush.p50_us);
-    let chain_ms = bare(|steps| steps.flush.p50_us + 2.0 * steps.round_trip.p50_us);
-    let late_ms = bare(|steps| steps.flush.p99_us + 2.0 * steps.round_trip.p99_us);
+    let bare = |figure: fn(&Steps) -> f64| median(&paced.steps, figure);
+    let flush_ms = bare(|steps| steps.flush.p50_ms);
+    let chain_ms = bare(|steps| steps.flush.p50_ms + 2.0 * steps.round_trip.p50_ms);
+    let late_ms = bare(|steps| steps.flush.p99_ms + 2.0 * steps.round_trip.p99_ms);
     let flush = Some(("flush of a frame, at that pace", flush_ms));
     let percent = 100.0 * paced.load;
     let line =
@@ -465,7 +465,6 @@ mod tests {
     use super::*;
     use crate::bench::run::{Cpu, Quantiles};
     use crate::edges::EDGES;
-    use crate::machine::Step;
 
     #[test]
     fn numbers_are_short() {
@@ -526,7 +525,7 @@ mod tests {
     #[test]
     fn a_late_ack_is_known_where_bare_steps_are_late_too() {
         let late = |p99_us| {
-            let step = Step { p50_us: 100.0, p99_us };
+            let step = Quantiles { p50_ms: 0.1, p99_ms: p99_us / 1e3 };
             let times = Quantiles { p50_ms: 1.0, p99_ms: 5.0 };
             let paced = Paced {
                 load: LIGHT_LOAD,

@@ -63,6 +63,15 @@ pub struct Quantiles {
     pub p99_ms: f64,
 }
 
+impl Quantiles {
+    /// Of one time or more.
+    pub(crate) fn of(mut times: Vec<Duration>) -> Self {
+        times.sort();
+        let at = |place: usize| times[place].as_secs_f64() * 1e3;
+        Self { p50_ms: at(times.len() / 2), p99_ms: at(times.len() * 99 / 100) }
+    }
+}
+
 /// Seconds per GB of payload.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Cpu {

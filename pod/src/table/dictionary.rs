@@ -7,16 +7,17 @@
 use std::collections::HashSet;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, UInt64Array};
-use arrow::compute::take;
+use arrow::compute::take_arrays;
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, SortField};
+use parquet::file::properties::DEFAULT_DICTIONARY_PAGE_SIZE_LIMIT;
 
-/// Values of a column that are looked at: of 20,000 different ones six or seven come twice among so many.
+/// Rows that are looked at: of 20,000 different values six or seven come twice among so many.
 const SAMPLE: usize = 512;
 /// A value is to come so often, at least.
 const TIMES_MIN: f64 = 4.0;
-/// A larger dictionary is given up by the writer, when most of the work is done (`WriterProperties`, where nobody sets it).
-const BYTES_MAX: f64 = (1 << 20) as f64;
+/// A larger dictionary is given up by the writer, when most of the work is done.
+const BYTES_MAX: f64 = DEFAULT_DICTIONARY_PAGE_SIZE_LIMIT as f64;
 
 /// Names of the columns for which a dictionary does not pay in a row group of about `group_rows`, of which `rows` are the first.
 /// Nested columns are not looked into.
@@ -25,35 +26,39 @@ const BYTES_MAX: f64 = (1 << 20) as f64;
 /// Arrow's, for a type it has no rows of.
 pub(super) fn without(rows: &RecordBatch, group_rows: usize) -> Result<Vec<String>, ArrowError> {
     let schema = rows.schema();
-    let flat = schema.fields().iter().zip(rows.columns()).filter(|(field, _)| !field.data_type().is_nested());
-    let dear = flat.filter_map(|(field, column)| match pays(column, group_rows) {
-        Ok(true) => None,
-        Ok(false) => Some(Ok(field.name().clone())),
-        Err(error) => Some(Err(error)),
-    });
-    dear.collect()
+    let all = schema.fields().iter().zip(rows.columns());
+    let (fields, columns): (Vec<_>, Vec<_>) = all
+        .filter(|(field, _)| !field.data_type().is_nested())
+        .map(|(field, column)| (field, ArrayRef::clone(column)))
+        .unzip();
+    let mut dear = Vec::new();
+    for (field, column) in fields.into_iter().zip(sample(&columns, rows.num_rows())?) {
+        if !pays(&column, group_rows)? {
+            dear.push(field.name().clone());
+        }
+    }
+    Ok(dear)
 }
 
-fn pays(column: &ArrayRef, group_rows: usize) -> Result<bool, ArrowError> {
-    let sample = sample(column)?;
+/// Rows at even distances: neighbours are often alike where the column is not.
+fn sample(columns: &[ArrayRef], rows: usize) -> Result<Vec<ArrayRef>, ArrowError> {
+    if rows <= SAMPLE {
+        return Ok(columns.to_vec());
+    }
+    let places = (0..SAMPLE).map(|number| (number * rows / SAMPLE) as u64);
+    take_arrays(columns, &UInt64Array::from_iter_values(places), None)
+}
+
+fn pays(sample: &ArrayRef, group_rows: usize) -> Result<bool, ArrowError> {
     if sample.is_empty() {
         return Ok(true);
     }
     let converter = RowConverter::new(vec![SortField::new(sample.data_type().clone())])?;
-    let values = converter.convert_columns(&[ArrayRef::clone(&sample)])?;
+    let values = converter.convert_columns(&[ArrayRef::clone(sample)])?;
     let distinct = values.iter().collect::<HashSet<_>>().len();
     let all = distinct_of(distinct, sample.len(), group_rows);
     let value_bytes = sample.to_data().get_slice_memory_size()? as f64 / sample.len() as f64;
     Ok(all * TIMES_MIN <= group_rows as f64 && all * value_bytes <= BYTES_MAX)
-}
-
-/// Rows at even distances: neighbours are often alike where the column is not.
-fn sample(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
-    if column.len() <= SAMPLE {
-        return Ok(ArrayRef::clone(column));
-    }
-    let places = (0..SAMPLE).map(|number| (number * column.len() / SAMPLE) as u64);
-    take(column, &UInt64Array::from_iter_values(places), None)
 }
 
 /// How many different values there are, about, where `distinct` are among `sampled`: as many pairs of equal ones are expected
@@ -128,16 +133,19 @@ mod tests {
         assert!(!without_of(Arc::new(Int64Array::new_null(1000)), 1000));
         assert!(!without_of(Arc::new(BooleanArray::from(vec![true; 1000])), 1000));
         assert!(!without_of(Arc::new(Int64Array::new_null(0)), 0));
-        let lists = (0..100).map(|number| Some(vec![Some(number)]));
-        assert!(!without_of(Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(lists)), 100));
+        for rows in [100, 1000] {
+            let lists = (0..rows).map(|number| Some(vec![Some(number)]));
+            let lists = ListArray::from_iter_primitive::<Int32Type, _, _>(lists);
+            assert!(!without_of(Arc::new(lists), 100));
+        }
     }
 
     #[test]
     fn the_number_of_values_is_guessed_within_a_factor() {
         for of in [50, 500, 5_000, 20_000] {
-            let sampled = sample(&random(100_000, of)).expect("a sample");
+            let sampled = sample(&[random(100_000, of)], 100_000).expect("a sample");
             let ids: HashSet<_> =
-                sampled.to_data().buffers()[0].typed_data::<i64>().iter().copied().collect();
+                sampled[0].to_data().buffers()[0].typed_data::<i64>().iter().copied().collect();
             let guessed = distinct_of(ids.len(), SAMPLE, 100_000);
             assert!((0.4..2.5).contains(&(guessed / of as f64)), "{guessed} for {of}");
         }

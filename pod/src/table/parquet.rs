@@ -121,7 +121,11 @@ pub struct Source {
 
 impl Source {
     fn rows(&self) -> usize {
-        self.pieces.iter().map(|piece| run_rows(&self.batch, piece.run, piece.from).len()).sum()
+        let rows = self.pieces.iter().map(|piece| {
+            let run = &self.batch.runs[piece.run];
+            run.rows() - rows_before(run, piece.from)
+        });
+        rows.sum()
     }
 }
 
