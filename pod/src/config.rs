@@ -62,7 +62,8 @@ pub struct PodConfig {
     pub adopt_after_ms: u64,
     /// Whether the log starts although records in its middle are damaged, giving those up.
     pub accept_loss: bool,
-    /// How long a durable record may wait before its table is flushed.
+    /// Within which a durable record is to be in the table: it waits so long, less what writing the last files took (at most
+    /// half of it).
     pub flush_interval_ms: u64,
     /// A table is flushed earlier when its waiting batches reach this size.
     pub target_file_bytes: ByteSize,
@@ -155,7 +156,8 @@ impl Default for PodConfig {
 }
 
 impl PodConfig {
-    /// How long a durable record may wait before its table is flushed.
+    /// Within which a durable record is to be in the table: it waits so long, less what writing the last files took (at most
+    /// half of it).
     pub fn flush_interval(&self) -> Duration {
         Duration::from_millis(self.flush_interval_ms)
     }

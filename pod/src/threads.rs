@@ -5,6 +5,7 @@
 //! *Does not own*: which threads there are.
 
 use std::cell::Cell;
+use std::sync::LazyLock;
 
 use sluice_shared::lifecycle::blocking;
 use tokio::sync::Semaphore;
@@ -53,9 +54,11 @@ pub fn ask_for_real_time() -> bool {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
-/// Cores that this process may use; one where that is not known.
+/// Cores that this process may use, when it first asked: an answer reads files of the kernel's. One where that is not known.
 pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    static CORES: LazyLock<usize> =
+        LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+    *CORES
 }
 
 /// For threads that hand on what is waited for: one that wakes takes the core at once from an ordinary thread, whatever that does

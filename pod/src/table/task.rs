@@ -42,6 +42,8 @@ const ASKED_MAX: usize = 1000;
 const JUDGED_ANEW_MAX: u32 = 20;
 /// Files are ready for a round of the home before it begins: by this part of the interval, or twice what writing took.
 const LEAD_PART: u32 = 10;
+/// Files take at most this part of the interval off the time that rows wait: there would be ever more, and smaller ones.
+const WRITING_PART: u32 = 2;
 /// Pauses after failures grow from this to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -278,7 +280,8 @@ impl TableTask {
             if since.is_some() && (is_due || is_hasty) || drains {
                 return Next::Flush;
             }
-            let flush_at = since.map(|since| self.flush_at(since));
+            let flush_at = since
+                .map(|since| flush_at(since, table.config.flush_interval, self.writing, self.next_round));
             let reload_at = self.held_reload().filter(|_| !table.route.is_remote());
             tokio::select! {
                 biased; // stopping wins; a flush brings held runs with it
@@ -297,15 +300,6 @@ impl TableTask {
                 news = &mut hear => return Next::Heard(news),
             }
         }
-    }
-
-    /// When a batch that came at `since` is flushed at the latest. A home that commits for several pods does so at
-    /// intervals: files are to be there just before a round, so that rows wait for the one and not for the other too.
-    fn flush_at(&self, since: Instant) -> Instant {
-        let interval = self.table.config.flush_interval;
-        let lead = (self.writing * 2).clamp(interval / LEAD_PART, interval / 2);
-        let round = self.next_round.filter(|round| *round + interval > since);
-        flush_before(since, interval, round.map(|round| round.checked_sub(lead).unwrap_or(round)))
     }
 
     /// Of rows, for one flush: so many files are encoded at the same time, of rows for which there is memory.
@@ -619,11 +613,21 @@ fn held_ranges(at_hand: &[Entry]) -> Vec<HeldRange> {
     held::ranges(runs)
 }
 
+/// When a batch that came at `since` is flushed at the latest: its files are to be there an interval after it came. A home that
+/// commits for several pods does so at intervals: files are to be there just before a round, so that rows wait for the one and
+/// not for the other too.
+fn flush_at(since: Instant, interval: Duration, writing: Duration, round: Option<Instant>) -> Instant {
+    let Some(round) = round.filter(|round| *round + interval > since) else {
+        return since + interval - writing.min(interval / WRITING_PART);
+    };
+    let lead = (writing * 2).clamp(interval / LEAD_PART, interval / 2);
+    flush_before(since, interval, round.checked_sub(lead).unwrap_or(round))
+}
+
 /// The last moment that is not later than an interval after `since` and lies before a round; where there is none, the
 /// moment before the next round. `ready` is before one of them.
-fn flush_before(since: Instant, interval: Duration, ready: Option<Instant>) -> Instant {
+fn flush_before(since: Instant, interval: Duration, mut ready: Instant) -> Instant {
     let latest = since + interval;
-    let Some(mut ready) = ready else { return latest };
     if ready > latest {
         return ready.min(latest + interval);
     }
@@ -653,16 +657,26 @@ mod tests {
     fn files_are_ready_just_before_the_homes_round() {
         let (start, interval) = (Instant::now(), Duration::from_millis(1_000));
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let check = |since: u64, ready: Option<u64>, expected: u64| {
-            let flushed = flush_before(at(since), interval, ready.map(at));
-            assert_eq!(flushed, at(expected), "since {since}, ready {ready:?}");
+        // Files that take no time are begun a tenth of the interval before a round.
+        let check = |since: u64, round: u64, expected: u64| {
+            let flushed = flush_at(at(since), interval, Duration::ZERO, Some(at(round)));
+            assert_eq!(flushed, at(expected), "since {since}, round {round}");
         };
-        check(5_000, None, 6_000);
-        check(5_000, Some(5_900), 5_900); // rows that came just after a round
-        check(5_900, Some(6_900), 6_900); // a steady flow
-        check(5_100, Some(6_900), 6_900); // while the last files waited for their round
-        check(5_000, Some(4_300), 5_300); // the next round after the one that was told
-        check(5_000, Some(9_000), 7_000);
-        check(5_000, Some(5_000), 6_000);
+        check(5_000, 6_000, 5_900); // rows that came just after a round
+        check(5_900, 7_000, 6_900); // a steady flow
+        check(5_100, 7_000, 6_900); // while the last files waited for their round
+        check(5_000, 4_400, 5_300); // the next round after the one that was told
+        check(5_000, 9_100, 7_000);
+        check(5_000, 5_100, 6_000);
+        check(5_000, 4_000, 6_000); // a round of long ago
+    }
+
+    #[test]
+    fn files_are_ready_an_interval_after_their_rows_where_nobody_else_commits() {
+        let (since, interval) = (Instant::now(), Duration::from_millis(1_000));
+        for (writing, expected) in [(0, 1_000), (10, 990), (400, 600), (500, 500), (9_000, 500)] {
+            let flushed = flush_at(since, interval, Duration::from_millis(writing), None);
+            assert_eq!(flushed, since + Duration::from_millis(expected), "files that take {writing} ms");
+        }
     }
 }
