@@ -178,7 +178,7 @@ struct ClusterArgs {
 
 #[derive(clap::Args)]
 struct BenchArgs {
-    /// Length of a run; of edges at most 3.
+    /// Length of a run; twice that where streams or tables become more, of edges at most 3.
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
     /// Runs of each row; of each figure the median counts.

@@ -97,8 +97,12 @@ pub(crate) struct Load {
 
 /// A fresh service each time: nothing is carried over.
 pub(crate) async fn run_once(options: &Options, feed: &Feed, load: &Load) -> anyhow::Result<Run> {
-    let dir = tempfile::tempdir_in(&options.dir)?;
-    let (cluster, cert) = Cluster::start_with_tls(&options.sluice, dir.path(), &ONE_ADDRESS)?;
+    run_in(tempfile::tempdir_in(&options.dir)?.path(), options, feed, load).await
+}
+
+/// The same in a directory that stays.
+pub(crate) async fn run_in(dir: &Path, options: &Options, feed: &Feed, load: &Load) -> anyhow::Result<Run> {
+    let (cluster, cert) = Cluster::start_with_tls(&options.sluice, dir, &ONE_ADDRESS)?;
     let measured = match load.transport {
         Transport::Quic => {
             let target = Quic::new(load.streams.div_ceil(QUIC_CONNECTIONS))?;
