@@ -28,7 +28,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, ensure};
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
@@ -138,15 +138,16 @@ pub(crate) async fn run_loads(
         .collect();
     let names: Vec<String> = tables.keys().cloned().collect();
     let ran = Box::pin(send(options, scenario, (&mut site, tables), loads)).await;
-    let (shared, happened, samples, before) =
-        ran.map_err(|error| anyhow!("{error:#}\n{}", site.log_tails()))?;
+    // What went wrong comes last.
+    let (shared, happened, samples, before) = ran.inspect_err(|_| (options.say)(&site.log_tails()))?;
     (options.say)("ends the service, and counts rows");
     let expected = before.values().sum::<u64>() + shared.recorder.counts().durable;
     let mut rows = site.finish(options.dir, &names, expected).await?;
     rows.iter_mut().for_each(|(table, rows)| *rows -= before.get(table).copied().unwrap_or(0).min(*rows));
     let audit = options.audit.then(|| judge(options, &shared, &names)).transpose()?;
     let recorder = &shared.recorder;
-    Ok(Measured { scenario, recorder, happened, samples, tables: rows, audit }.run())
+    let is_backlog = shared.is_backlog;
+    Ok(Measured { scenario, recorder, is_backlog, happened, samples, tables: rows, audit }.run())
 }
 
 type Sent = (Arc<Shared>, Vec<report::Happened>, Vec<sample::Sample>, BTreeMap<String, u64>);
@@ -162,7 +163,7 @@ async fn send(
     let names: Vec<String> = tables.keys().cloned().collect();
     make_tables(&addresses, tables).await?;
     let before = site.rows_before(&names).await?;
-    let (shared, begin, kick) = shared(loads.len(), scenario.seconds);
+    let (shared, begin, kick) = shared(&loads, scenario.seconds);
     let (alive, mut ended) = mpsc::channel(1);
     (options.say)("opens streams");
     let certificate = site.certificate(options.dir);
@@ -216,17 +217,18 @@ async fn send(
 type Began = watch::Sender<Option<Instant>>;
 
 /// What streams have in common, and the ways to tell them that it begins, and to come back.
-fn shared(loads: usize, seconds: f64) -> (Arc<Shared>, Began, watch::Sender<Kick>) {
+fn shared(loads: &[Sending], seconds: f64) -> (Arc<Shared>, Began, watch::Sender<Kick>) {
     let (begin, began) = watch::channel(None);
     let (kick, kicks) = watch::channel(Kick::default());
     let lasts = Duration::from_secs_f64(seconds);
     let shared = Shared {
-        recorder: Recorder::new(loads, lasts),
+        recorder: Recorder::new(loads.len(), lasts),
         timer: Timer::start(),
         connecting: Semaphore::new(CONNECTING_MAX),
         began,
         kicks,
-        give_up: lasts + GRACE,
+        lasts,
+        is_backlog: loads.iter().flat_map(|load| &load.streams).all(|stream| stream.source.is_backlog()),
         scope: TaskScope::new(OnPanic::EndTask),
         notes: Mutex::default(),
     };

@@ -330,9 +330,9 @@ fn main() -> ExitCode {
 async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let sluice = || cli.sluice.clone().map_or_else(find_sluice, Ok);
     match cli.command {
-        Command::Run(args) => Box::pin(rig::run(cli.sluice, args)).await,
+        Command::Run(args) => rig::or_interrupted(rig::run(cli.sluice, args)).await,
         Command::Scenarios => rig::scenarios(),
-        Command::Replay(args) => Box::pin(rig::replay(cli.sluice, args)).await,
+        Command::Replay(args) => rig::or_interrupted(rig::replay(cli.sluice, args)).await,
         Command::Compare(args) => rig::compare(&args),
         Command::Machine(args) => rig::machine(args),
         Command::Bench(args) => run_bench(sluice()?, args).await,

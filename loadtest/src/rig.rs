@@ -16,6 +16,7 @@ use sluice_loadtest::load::report::Report;
 use sluice_loadtest::load::scenario::{self, Scenario};
 use sluice_loadtest::load::site::Existing;
 use sluice_loadtest::load::{self, Options, compare, html, machine};
+use sluice_shared::lifecycle::Terminations;
 
 /// Flags of what sends load.
 #[derive(Args)]
@@ -30,7 +31,7 @@ pub(crate) struct SendArgs {
     #[arg(long, value_name = "FILE", requires = "gateway")]
     ca: Option<PathBuf>,
     /// Runs, one after the other, each on a fresh service: several of them can be compared.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     runs: u64,
     /// Do not measure what the machine can do.
     #[arg(long)]
@@ -127,6 +128,24 @@ pub(crate) struct MachineArgs {
     json: Option<PathBuf>,
 }
 
+/// What a shell makes of SIGINT.
+const INTERRUPTED: u8 = 130;
+
+/// SIGINT or SIGTERM ends a run by dropping it: its processes end, and its data goes.
+pub(crate) async fn or_interrupted(
+    work: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> anyhow::Result<ExitCode> {
+    let mut terminations = Terminations::new()?;
+    tokio::select! {
+        biased; // what is done is told
+        done = Box::pin(work) => done,
+        () = terminations.next() => {
+            eprintln!("interrupted: there is no report");
+            Ok(ExitCode::from(INTERRUPTED))
+        }
+    }
+}
+
 /// Runs a scenario.
 pub(crate) async fn run(sluice: Option<PathBuf>, args: RunArgs) -> anyhow::Result<ExitCode> {
     let (name, text) = scenario::find(&args.scenario)?;
@@ -146,7 +165,7 @@ pub(crate) async fn run(sluice: Option<PathBuf>, args: RunArgs) -> anyhow::Resul
     }
     let scenario = scenario.scaled(args.seconds, args.rate, args.streams);
     let mut report = Report::new(name.clone(), text, changes.join(", "), command());
-    for number in 1..=args.send.runs.max(1) {
+    for number in 1..=args.send.runs {
         let place = Place::new(sluice.as_deref(), &args.send, number)?;
         let say = |what: &str| eprintln!("{name}: {what}");
         let options = place.options(&args.send, args.audit, (&name, &say));
@@ -170,7 +189,7 @@ pub(crate) async fn replay(sluice: Option<PathBuf>, args: ReplayArgs) -> anyhow:
     };
     let name = replay.name();
     let mut report = Report::new(name.clone(), String::new(), String::new(), command());
-    for number in 1..=args.send.runs.max(1) {
+    for number in 1..=args.send.runs {
         let place = Place::new(sluice.as_deref(), &args.send, number)?;
         let say = |what: &str| eprintln!("{name}: {what}");
         let options = place.options(&args.send, false, ("replay", &say));
@@ -230,7 +249,13 @@ impl Place {
             None => PathBuf::new(),
         };
         if let Some(dir) = &args.dir {
-            return Ok(Self { sluice, dir: dir.join(format!("run-{run}")), _kept: None });
+            let dir = dir.join(format!("run-{run}"));
+            ensure!(
+                !dir.exists(),
+                "{}: there is data of an earlier run: move it away, or give another --dir",
+                dir.display()
+            );
+            return Ok(Self { sluice, dir, _kept: None });
         }
         let beside = if args.gateway.is_empty() { default_dir(&sluice) } else { std::env::temp_dir() };
         std::fs::create_dir_all(&beside).with_context(|| beside.display().to_string())?;

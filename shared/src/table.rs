@@ -25,7 +25,7 @@ pub const NESTING_MAX: usize = 32;
 pub const FIELD_NAME_BYTES_MAX: usize = 255;
 
 /// Columns that Sluice adds; producers' columns may not begin like them.
-const RESERVED_PREFIXES: [&str; 3] = ["_stream", "_offset", "_ingested_at"];
+pub const RESERVED_PREFIXES: [&str; 3] = ["_stream", "_offset", "_ingested_at"];
 /// Delta refuses these in names, unless the table maps its columns, which few other writers can.
 const FORBIDDEN_CHARACTERS: &str = " ,;{}()\n\t=";
 /// What a table is to look like.

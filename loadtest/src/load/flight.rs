@@ -163,15 +163,16 @@ impl Flight {
         self.undurable.is_empty() && self.uncommitted.is_empty()
     }
 
-    /// Records whose commit is not told yet.
-    pub(crate) fn uncommitted(&self) -> u64 {
-        self.uncommitted.iter().map(|(_, one)| one.rows).sum()
+    /// What is durable, and its commit not told yet.
+    pub(crate) fn uncommitted(&self) -> impl Iterator<Item = Covered> + '_ {
+        let durable = self.uncommitted.iter().take_while(|(end, _)| *end <= self.durable_next);
+        durable.map(|(_, one)| *one)
     }
 
     /// The stream is gone for good: its messages that are not durable begin another one, whose offsets begin anew.
     pub(crate) fn begin_anew(&mut self) -> (Lost, Option<StreamHistory>) {
         let doubtful = self.undurable.iter().map(|one| u64::from(one.message.rows)).sum();
-        let untold = self.uncommitted().saturating_sub(doubtful);
+        let untold = self.uncommitted().map(|one| one.rows).sum();
         let (old, with_notes) = (std::mem::take(&mut self.undurable), self.notes.is_some());
         let hashes = self.notes.as_ref().map(|notes| {
             let from = usize::try_from(self.durable_next).unwrap_or(usize::MAX).min(notes.sent.len());

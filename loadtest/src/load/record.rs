@@ -65,6 +65,10 @@ pub(crate) struct Record {
     /// The part of it that is the rig's own: it could have sent, and had not come to it.
     pub(crate) own_late: Histogram<u64>,
     pub(crate) slots: Vec<Slot>,
+    /// When something was last told to be durable,
+    pub(crate) durable_at: Duration,
+    /// and to be in the table.
+    pub(crate) committed_at: Duration,
     /// The first errors, and how often each came.
     pub(crate) errors: Vec<(String, u64)>,
 }
@@ -99,6 +103,8 @@ impl Recorder {
                 late: whole(),
                 own_late: whole(),
                 slots: Vec::new(),
+                durable_at: Duration::ZERO,
+                committed_at: Duration::ZERO,
                 errors: Vec::new(),
             })
         };
@@ -156,12 +162,14 @@ impl Recorder {
         for one in covered {
             let (after, due_slot) = (micros(at.saturating_sub(one.due)), self.slot_of(one.due));
             if one.is_commit {
+                record.committed_at = record.committed_at.max(at);
                 record.counts.committed += one.rows;
                 record.counts.committed_bytes += one.bytes;
                 record.committed.saturating_record(after);
                 record.slot(slot).committed += one.rows;
                 record.slot(due_slot).committed_after.get_or_insert_with(part).saturating_record(after);
             } else {
+                record.durable_at = record.durable_at.max(at);
                 record.counts.durable += one.rows;
                 record.counts.durable_bytes += one.bytes;
                 record.ack.saturating_record(after);
@@ -171,6 +179,26 @@ impl Recorder {
                 record.slot(due_slot).ack.get_or_insert_with(part).saturating_record(after);
             }
         }
+    }
+
+    /// Durable records whose commit was waited for in vain, until `at`: it took at least so long.
+    pub(crate) fn untold(&self, load: usize, at: Duration, waited_for: impl Iterator<Item = Covered>) {
+        let mut record = self.load(load);
+        for one in waited_for {
+            let (waited, due_slot) = (micros(at.saturating_sub(one.due)), self.slot_of(one.due));
+            record.counts.untold += one.rows;
+            record.committed.saturating_record(waited);
+            record.slot(due_slot).committed_after.get_or_insert_with(part).saturating_record(waited);
+        }
+    }
+
+    /// When something was last told.
+    pub(crate) fn told_at(&self) -> Duration {
+        let last = (0..self.loads.len()).map(|number| {
+            let record = self.load(number);
+            record.durable_at.max(record.committed_at)
+        });
+        last.max().unwrap_or_default()
     }
 
     /// Something went wrong.
@@ -260,6 +288,19 @@ mod tests {
         assert!((2_990_000..3_010_000).contains(&record.ack.value_at_quantile(0.5)));
         assert!((2_090_000..2_110_000).contains(&record.late.value_at_quantile(0.5)));
         assert!((990..1_010).contains(&record.own_late.value_at_quantile(0.5)));
+    }
+
+    #[test]
+    fn a_commit_that_is_not_told_took_as_long_as_was_waited() {
+        let recorder = Recorder::new(1, Duration::from_secs(10));
+        let covered = |due| Covered { due, rows: 10, bytes: 100, is_commit: true };
+        recorder.told(0, 1_500 * MS, std::iter::once(covered(500 * MS)));
+        recorder.untold(0, 70_000 * MS, [covered(2_000 * MS), covered(3_000 * MS)].into_iter());
+        let record = recorder.load(0);
+        assert_eq!((record.counts.committed, record.counts.untold), (10, 20));
+        assert!((66_900_000..67_100_000).contains(&record.committed.value_at_quantile(0.5)));
+        assert!(record.slots[2].committed_after.is_some() && record.slots[3].committed_after.is_some());
+        assert_eq!(record.committed_at, 1_500 * MS);
     }
 
     #[test]

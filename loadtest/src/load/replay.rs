@@ -82,6 +82,10 @@ impl Replay {
             "{records} records of {streams} streams, {:.1} s",
             trace.span_us as f64 / 1e6
         ));
+        if !trace.left_out.is_empty() {
+            let names = trace.left_out.join(", ");
+            (options.say)(&format!("leaves out columns that the service writes itself: {names}"));
+        }
         let text = self.text(&trace)?;
         let scenario = Scenario::parse(&self.name(), &text)?;
         let schema = Arc::clone(&trace.schema);

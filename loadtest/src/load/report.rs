@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use hdrhistogram::Histogram;
@@ -188,6 +189,8 @@ impl Happened {
 pub(crate) struct Measured<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) recorder: &'a Recorder,
+    /// All was due at once: rates are those until the last of it was told.
+    pub(crate) is_backlog: bool,
     pub(crate) happened: Vec<Happened>,
     pub(crate) samples: Vec<Sample>,
     /// Rows that came into the tables.
@@ -286,37 +289,47 @@ impl InTime {
         }
     }
 
-    fn figures(self, seconds: f64) -> Vec<Figure> {
-        let rate = |count: u64| count as f64 / seconds;
-        let mut figures = vec![
-            figure("records due", rate(self.due), "/s", Better::Neither),
-            figure("records durable", rate(self.durable), "/s", Better::Higher),
-            figure("payload durable", rate(self.durable_bytes) / 1e6, "MB/s", Better::Higher),
-        ];
+    /// Within so many seconds each.
+    fn figures(self, within: &Within) -> Vec<Figure> {
+        let mut figures = Vec::new();
+        figures.extend(within.due.map(|s| figure("records due", self.due as f64 / s, "/s", Better::Neither)));
+        let (durable, bytes) = (self.durable as f64, self.durable_bytes as f64 / 1e6);
+        figures.push(figure("records durable", durable / within.durable, "/s", Better::Higher));
+        figures.push(figure("payload durable", bytes / within.durable, "MB/s", Better::Higher));
         if self.committed > 0 {
-            figures.push(figure("records committed", rate(self.committed), "/s", Better::Higher));
+            let rate = self.committed as f64 / within.committed;
+            figures.push(figure("records committed", rate, "/s", Better::Higher));
         }
         figures
     }
+}
+
+/// The times, in seconds, by which rates are.
+struct Within {
+    /// None: all was due at once.
+    due: Option<f64>,
+    durable: f64,
+    committed: f64,
+    /// Whole entries of the series.
+    slots: usize,
 }
 
 impl Measured<'_> {
     /// Puts it all together.
     pub(crate) fn run(self) -> Run {
         let slot_s = self.recorder.slot.as_secs_f64();
-        let slots = ((self.scenario.seconds / slot_s).floor() as usize).max(1);
-        let seconds = slots as f64 * slot_s;
+        let within = self.within();
         let (mut in_time, mut whole) = (InTime::default(), None::<Whole>);
         let (mut loads, mut errors) = (Vec::new(), BTreeMap::new());
         for (number, load) in self.scenario.loads.iter().enumerate() {
             let record = self.recorder.load(number);
-            let own = InTime::of(&record, slots);
+            let own = InTime::of(&record, within.slots);
             in_time = in_time.plus(own);
             match &mut whole {
                 Some(whole) => whole.add(&record),
                 None => whole = Some(Whole::of(&record)),
             }
-            let mut figures = own.figures(seconds);
+            let mut figures = own.figures(&within);
             figures.extend(Whole::of(&record).figures());
             figures.extend(counted(&record.counts));
             record.errors.iter().for_each(|(what, count)| *errors.entry(what.clone()).or_insert(0) += count);
@@ -326,18 +339,19 @@ impl Measured<'_> {
             loads.push(LoadFigures { name: load.name.clone(), figures, ack_p99_ms });
         }
         let counts = self.recorder.counts();
-        let mut figures = in_time.figures(seconds);
+        let mut figures = in_time.figures(&within);
         figures.extend(whole.map(|whole| whole.figures()).unwrap_or_default());
         figures.extend(counted(&counts));
         figures.extend(self.arrived(&counts));
         figures.extend(self.seen());
         let checks = self.checks(&figures, &loads);
+        let seconds = self.seconds();
         let mut happened: Vec<Happened> = self.scenario.phases.iter().map(Happened::of).collect();
         happened.extend(self.happened);
         happened.sort_by(|a, b| a.from_s.total_cmp(&b.from_s));
         Run {
             seed: self.scenario.seed,
-            seconds: self.scenario.seconds,
+            seconds,
             figures,
             loads,
             checks,
@@ -349,6 +363,27 @@ impl Measured<'_> {
             errors: errors.into_iter().collect(),
             audit: self.audit.map(|(text, _)| text),
         }
+    }
+
+    /// How long records were due, or a backlog took.
+    fn seconds(&self) -> f64 {
+        let told_at = self.recorder.told_at().as_secs_f64();
+        if self.is_backlog { told_at.max(f64::EPSILON) } else { self.scenario.seconds }
+    }
+
+    fn within(&self) -> Within {
+        if self.is_backlog {
+            let last = |at: fn(&Record) -> Duration| {
+                let all = (0..self.recorder.loads()).map(|number| at(&self.recorder.load(number)));
+                all.max().unwrap_or_default().as_secs_f64().max(f64::EPSILON)
+            };
+            let (durable, committed) = (last(|record| record.durable_at), last(|record| record.committed_at));
+            return Within { due: None, durable, committed, slots: usize::MAX };
+        }
+        let slot_s = self.recorder.slot.as_secs_f64();
+        let slots = ((self.scenario.seconds / slot_s).floor() as usize).max(1);
+        let seconds = slots as f64 * slot_s;
+        Within { due: Some(seconds), durable: seconds, committed: seconds, slots }
     }
 
     /// What the tables hold beside what was acked and sent.
@@ -368,7 +403,8 @@ impl Measured<'_> {
     /// What samples come to.
     fn seen(&self) -> Vec<Figure> {
         let mut figures = Vec::new();
-        let within = || self.samples.iter().filter(|sample| sample.at_s <= self.scenario.seconds);
+        let seconds = self.seconds();
+        let within = || self.samples.iter().filter(|sample| sample.at_s <= seconds);
         let count = within().count().max(1) as f64;
         // `up` is gateway and autoscaler in one.
         for (kind, begins) in

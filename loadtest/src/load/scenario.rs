@@ -474,6 +474,7 @@ impl Scenario {
     fn check_event(&self, event: &Event) -> anyhow::Result<()> {
         let Event { what, pod, gateway, lasts, share, load, delay_ms, .. } = event;
         ensure!(event.at >= 0.0, "at is below 0");
+        ensure!(event.at <= self.seconds, "at is after the end (seconds = {})", self.seconds);
         self.check_load(load.as_deref())?;
         let is_to_member = matches!(what, What::Kill | What::Start | What::Stop);
         ensure!(!is_to_member || pod.is_some() != gateway.is_some(), "needs either pod or gateway");

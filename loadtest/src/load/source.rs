@@ -172,6 +172,11 @@ impl Source {
         }
     }
 
+    /// Whether it is a trace all of which is due at once.
+    pub(crate) fn is_backlog(&self) -> bool {
+        matches!(self, Self::Traced(traced) if traced.full)
+    }
+
     /// Of the message that comes next, as far as that is known.
     pub(crate) fn next_bytes(&self) -> usize {
         match self {
@@ -183,13 +188,15 @@ impl Source {
     /// All that is left of what was due by a time: when, and how many records.
     pub(crate) fn rest(&mut self, by: Duration) -> Vec<(Duration, u64)> {
         let mut rest = Vec::new();
-        while let Due::At(due) = self.due(by) {
-            if due > by {
-                break;
-            }
+        loop {
+            let due = match (self.due(by), &*self) {
+                (Due::At(due), _) if due <= by => due,
+                // All of it was due, and it has an end.
+                (Due::Now, Self::Traced(_)) => by,
+                _ => return rest,
+            };
             rest.push((due, u64::from(self.take(due).message.rows)));
         }
-        rest
     }
 }
 

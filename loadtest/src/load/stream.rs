@@ -18,6 +18,7 @@ use sluice_shared::lifecycle::TaskScope;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::time::{sleep, sleep_until, timeout};
 
+use super::GRACE;
 use super::flight::Flight;
 use super::record::{Recorder, Sent};
 use super::source::{Due, Source};
@@ -77,12 +78,29 @@ pub(crate) struct Shared {
     /// When it begins, once that is known.
     pub(crate) began: watch::Receiver<Option<Instant>>,
     pub(crate) kicks: watch::Receiver<Kick>,
-    /// Since the beginning: whoever is not done by then gives up.
-    pub(crate) give_up: Duration,
+    /// How long records are due.
+    pub(crate) lasts: Duration,
+    /// All of them are due at once: it takes as long as it takes.
+    pub(crate) is_backlog: bool,
     /// For streams that end while others take their place.
     pub(crate) scope: TaskScope,
     /// Notes of streams that have ended, by their tables.
     pub(crate) notes: Mutex<Vec<(String, StreamHistory)>>,
+}
+
+impl Shared {
+    /// Since the beginning: whoever is not done by then gives up. As long as there are answers a backlog is waited for.
+    fn gives_up_at(&self) -> Duration {
+        let told_at = if self.is_backlog { self.recorder.told_at() } else { Duration::ZERO };
+        self.lasts.max(told_at) + GRACE
+    }
+
+    /// Resolves then.
+    async fn too_late(&self, began: Instant) {
+        while began.elapsed() < self.gives_up_at() {
+            sleep_until((began + self.gives_up_at()).into()).await;
+        }
+    }
 }
 
 /// A stream, and those that take its place.
@@ -240,7 +258,7 @@ impl<T: Target> StreamTask<T> {
     /// Tries until it is open; None: it is too late.
     async fn reopen(&self, began: Instant, life: &mut Life, random: &mut StdRng) -> Option<Opened<T>> {
         let mut pause = RETRY_FIRST;
-        while began.elapsed() < self.shared.give_up {
+        while began.elapsed() < self.shared.gives_up_at() {
             match self.open(life).await {
                 Ok(open) => {
                     if life.connections > 1 {
@@ -296,7 +314,7 @@ impl<T: Target> StreamTask<T> {
             () = kicked(shared.kicks.clone(), plan.number, number) => Ok(Why::Kicked),
             error = hear(&shared, &plan, began, answers, life) => Err(error),
             why = self.send(began, out, life) => why,
-            () = sleep_until((began + shared.give_up).into()) => Ok(Why::Late),
+            () = shared.too_late(began) => Ok(Why::Late),
         }
     }
 
@@ -386,7 +404,7 @@ impl<T: Target> StreamTask<T> {
                 biased; // answers are what the end waits for
                 error = hear(&shared, &plan, began, answers, &life) => Err(error),
                 ended = finish(out, &life) => ended,
-                () = sleep_until((began + shared.give_up).into()) => Ok(()),
+                () = shared.too_late(began) => Ok(()),
             };
             if let Err(error) = ended {
                 shared.recorder.error(plan.number, format!("ending: {error:#}"));
@@ -399,11 +417,10 @@ impl<T: Target> StreamTask<T> {
 
 fn end(shared: &Shared, plan: &Plan, table: &str, life: &Life) {
     let mut flight = life.flight();
-    let undurable: u64 = flight.undurable.iter().map(|one| u64::from(one.message.rows)).sum();
-    let untold = flight.uncommitted().saturating_sub(undurable);
+    let at = shared.began.borrow().map(|began| began.elapsed()).unwrap_or_default();
+    shared.recorder.untold(plan.number, at, flight.uncommitted());
     let notes = flight.notes.take();
     drop(flight);
-    shared.recorder.load(plan.number).counts.untold += untold;
     keep_notes(shared, table, notes, life.id.clone());
 }
 

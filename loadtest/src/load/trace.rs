@@ -20,6 +20,7 @@ use arrow::json::reader::infer_json_schema;
 use arrow::json::{LineDelimitedWriter, ReaderBuilder as JsonBuilder};
 use bytes::Bytes;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use sluice_shared::table::RESERVED_PREFIXES;
 
 /// Rows from which the types of CSV and NDJSON are inferred.
 const INFER_ROWS: usize = 10_000;
@@ -38,6 +39,8 @@ pub(crate) struct Trace {
     /// By the stream's value.
     pub(crate) streams: Vec<TracedStream>,
     pub(crate) records: usize,
+    /// Columns of the file that the service writes itself, and that are left out.
+    pub(crate) left_out: Vec<String>,
     /// From the first record to the last, µs.
     pub(crate) span_us: u64,
 }
@@ -58,7 +61,7 @@ impl Trace {
     /// # Errors
     /// It cannot be read, has no such columns, or a row without time or stream: by file, row and column.
     pub(crate) fn read(path: &Path, time: &str, stream: &str) -> anyhow::Result<Self> {
-        Self::of(&batch_of(path)?, time, stream).with_context(|| path.display().to_string())
+        Self::of(&batch_of(path, stream)?, time, stream).with_context(|| path.display().to_string())
     }
 
     fn of(batch: &RecordBatch, time: &str, stream: &str) -> anyhow::Result<Self> {
@@ -66,6 +69,7 @@ impl Trace {
         let batch = plain(batch)?;
         let times = times(column(&batch, time)?, time)?;
         let values = texts(column(&batch, stream)?, stream)?;
+        let (batch, left_out) = without_reserved(&batch)?;
         let mut order: Vec<u32> = (0..u32::try_from(batch.num_rows()).context("too many rows")?).collect();
         // Stable: rows of one time keep their order.
         order.sort_by(|a, b| {
@@ -117,11 +121,12 @@ impl Trace {
             "{records} of {} rows could be written as JSON",
             batch.num_rows()
         );
-        Ok(Self { schema: batch.schema(), streams, records, span_us: u64::try_from(last - first)? })
+        let span_us = u64::try_from(last - first)?;
+        Ok(Self { schema: batch.schema(), streams, records, left_out, span_us })
     }
 }
 
-fn batch_of(path: &Path) -> anyhow::Result<RecordBatch> {
+fn batch_of(path: &Path, stream: &str) -> anyhow::Result<RecordBatch> {
     let shown = path.display();
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_ascii_lowercase();
     let packed = [".gz", ".zst"].into_iter().find(|end| name.ends_with(end));
@@ -138,7 +143,7 @@ fn batch_of(path: &Path) -> anyhow::Result<RecordBatch> {
                 None => BufReader::new(file).read_to_end(&mut text),
             };
             unpacked.with_context(|| shown.to_string())?;
-            if kind == "csv" { csv(&text) } else { ndjson(&text) }
+            if kind == "csv" { csv(&text, stream) } else { ndjson(&text) }
         }
         _ => bail!(
             "{shown}: expected .parquet, .csv, .ndjson or .jsonl, the latter three also with .gz or .zst"
@@ -154,13 +159,47 @@ fn parquet(file: File) -> anyhow::Result<RecordBatch> {
     Ok(concat_batches(&schema, &batches)?)
 }
 
-fn csv(text: &[u8]) -> anyhow::Result<RecordBatch> {
+/// Whole numbers some of which begin with zeros are texts (post codes, identifiers), and so is what names streams.
+fn csv(text: &[u8], stream: &str) -> anyhow::Result<RecordBatch> {
     let format = Format::default().with_header(true);
-    let (schema, _) = format.infer_schema(text, Some(INFER_ROWS))?;
-    let schema = Arc::new(schema);
-    let reader = CsvBuilder::new(Arc::clone(&schema)).with_format(format).build(text)?;
-    let batches = reader.collect::<Result<Vec<_>, _>>()?;
-    Ok(concat_batches(&schema, &batches)?)
+    let (inferred, _) = format.infer_schema(text, Some(INFER_ROWS))?;
+    let read = |schema: Schema| -> anyhow::Result<RecordBatch> {
+        let schema = Arc::new(schema);
+        let reader = CsvBuilder::new(Arc::clone(&schema)).with_format(format.clone()).build(text)?;
+        let batches = reader.collect::<Result<Vec<_>, _>>()?;
+        Ok(concat_batches(&schema, &batches)?)
+    };
+    let kinds = |kind: &dyn Fn(usize, &Field) -> DataType| {
+        let fields = inferred.fields().iter().enumerate();
+        Schema::new(
+            fields.map(|(at, field)| Field::new(field.name(), kind(at, field), true)).collect::<Vec<_>>(),
+        )
+    };
+    let texts = read(kinds(&|_, _| DataType::Utf8))?;
+    let has_zeros = |at: usize| {
+        let begins = |text: &str| {
+            text.len() > 1 && text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        texts.column(at).as_string::<i32>().iter().flatten().any(begins)
+    };
+    read(kinds(&|at, field| match field.data_type() {
+        _ if field.name() == stream => DataType::Utf8,
+        kind if kind.is_numeric() && has_zeros(at) => DataType::Utf8,
+        kind => kind.clone(),
+    }))
+}
+
+/// A table that the service wrote has columns that it writes anew.
+fn without_reserved(batch: &RecordBatch) -> anyhow::Result<(RecordBatch, Vec<String>)> {
+    let is_reserved = |name: &str| {
+        let folded = name.to_ascii_lowercase();
+        RESERVED_PREFIXES.iter().any(|prefix| folded.starts_with(prefix))
+    };
+    let names = batch.schema_ref().fields().iter().map(|field| field.name().clone()).enumerate();
+    let (out, kept): (Vec<_>, Vec<_>) = names.partition(|(_, name)| is_reserved(name));
+    let kept: Vec<usize> = kept.into_iter().map(|(at, _)| at).collect();
+    ensure!(!kept.is_empty(), "there is no column but those that the service writes itself");
+    Ok((batch.project(&kept)?, out.into_iter().map(|(_, name)| name).collect()))
 }
 
 fn ndjson(text: &[u8]) -> anyhow::Result<RecordBatch> {
@@ -287,6 +326,27 @@ mod tests {
         let lines: Vec<&str> = seen[1].2.lines().collect();
         assert!(lines[0].contains("\"n\":3") && lines[1].contains("\"n\":1"), "{lines:?}");
         assert_eq!(trace.streams[1].records[1].1, trace.streams[1].text.len());
+    }
+
+    #[test]
+    fn what_begins_with_zeros_is_a_text_and_so_is_a_stream() {
+        let text = "at,device,zip,n\n1,007,01234,1\n2,7,99999,20\n3,1e3,00001,300\n";
+        let trace = read("x.csv", text.as_bytes(), "at", "device").expect("a trace");
+        let seen = shown(&trace);
+        let streams: Vec<&str> = seen.iter().map(|stream| stream.0.as_str()).collect();
+        assert_eq!(streams, ["007", "1e3", "7"]);
+        assert!(seen[0].2.contains("\"zip\":\"01234\"") && seen[0].2.contains("\"n\":1"), "{seen:?}");
+    }
+
+    #[test]
+    fn columns_that_the_service_writes_are_left_out() {
+        let text = "{\"_ingested_at\":1,\"_stream\":\"a\",\"n\":1}\n{\"_ingested_at\":2,\"_stream\":\"b\",\"n\":2}\n";
+        let trace = read("x.ndjson", text.as_bytes(), "_ingested_at", "_stream").expect("a trace");
+        assert_eq!(trace.left_out, ["_ingested_at", "_stream"]);
+        let seen = shown(&trace);
+        assert_eq!(seen[1], ("b".to_owned(), vec![1_000_000], "{\"n\":2}\n".to_owned()));
+        let error = read("x.ndjson", b"{\"_ingested_at\":1,\"_stream\":\"a\"}\n", "_ingested_at", "_stream");
+        assert!(error.expect_err("no column").to_string().contains("x.ndjson"));
     }
 
     #[test]
