@@ -74,6 +74,8 @@ pub(crate) struct Window {
     sent: usize,
     /// Small frames being merged; after all `frames`.
     merging: Option<Merging>,
+    /// Payload of the last merged frame: room for as much is made at once for the next one, for growing copies.
+    merged_bytes: usize,
     merge: Merge,
     /// Of all held frames.
     bytes: usize,
@@ -102,6 +104,7 @@ impl Window {
             frames: VecDeque::new(),
             sent: 0,
             merging: None,
+            merged_bytes: 0,
             merge,
             bytes: 0,
             budget,
@@ -194,8 +197,9 @@ impl Window {
             let requests = requests();
             let request_bytes = requests.as_ref().map_or(0, |_| REQUEST_BYTES);
             self.grow(payload.len() + FRAME_OVERHEAD_BYTES + request_bytes);
-            let payload = BytesMut::from(&payload[..]);
-            self.merging = Some(Merging { first_offset: range.start, count, payload, requests });
+            let mut merged = BytesMut::with_capacity(payload.len().max(self.merged_bytes));
+            merged.extend_from_slice(&payload);
+            self.merging = Some(Merging { first_offset: range.start, count, payload: merged, requests });
         }
         self.next_offset = range.end;
         self.next_request = first_request.map(|requests| requests + 1);
@@ -226,7 +230,11 @@ impl Window {
 
     fn seal(&mut self) {
         if let Some(Merging { first_offset, count, payload, requests }) = self.merging.take() {
-            self.frames.push_back(Frame { first_offset, count, payload: payload.freeze(), requests });
+            self.merged_bytes = payload.len();
+            // Room that was not used is not counted, and so not kept.
+            let is_roomy = payload.capacity() > 2 * payload.len();
+            let payload = if is_roomy { Bytes::copy_from_slice(&payload) } else { payload.freeze() };
+            self.frames.push_back(Frame { first_offset, count, payload, requests });
         }
     }
 
