@@ -3,7 +3,7 @@
 //! *Owns*: which it is, and how it is set up.
 //! *Does not own*: what the service may hold (`gateway.memory_bytes`, `pod.memory_bytes`).
 //! Frames, batches and files of a megabyte pass from thread to thread here, some GB a second. What is kept of what was given back
-//! was most of a pod's memory at full load: 2.4 GB with glibc's heaps, 2.0 with jemalloc's defaults, 1.4 to 1.5 as it is set up
+//! was most of a pod's memory at full load: 2.4 GB with glibc's heaps, 2.0 with jemalloc's defaults, 1.5 as it is set up
 //! here, of 1.2 in use. `MALLOC_CONF` of the environment goes over it.
 
 use std::ffi::c_char;
