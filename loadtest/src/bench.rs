@@ -367,7 +367,8 @@ async fn run_paced(
 pub fn median<T>(runs: &[T], figure: impl Fn(&T) -> f64) -> f64 {
     let mut values: Vec<f64> = runs.iter().map(figure).collect();
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    let at = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
+    (at(values.len().saturating_sub(1) / 2) + at(values.len() / 2)) / 2.0
 }
 
 /// The default directory for data: beside the programs, so that it is on the disk of the build.

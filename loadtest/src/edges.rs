@@ -76,6 +76,20 @@ pub enum Transport {
     Flight,
 }
 
+impl Transport {
+    /// As a scenario has it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::WebSocketFrames => "websocket",
+            Self::WebSocketTexts => "websocket-text",
+            Self::Quic => "quic",
+            Self::Http => "http",
+            Self::Zerobus => "zerobus",
+            Self::Flight => "flight",
+        }
+    }
+}
+
 /// One edge with one kind of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Edge {

@@ -5,7 +5,7 @@
 
 pub mod compare;
 mod curve;
-mod events;
+pub mod events;
 mod flight;
 pub mod html;
 pub mod machine;
@@ -75,7 +75,8 @@ pub struct Options<'a> {
     pub dir: &'a Path,
     /// Runs against it, in place of a pool that is started.
     pub existing: Option<Existing>,
-    /// Whether every version of each table is judged, by notes of all that was sent.
+    /// Whether every version of each table is judged, by notes of all that was sent. Only over protocols that tell which
+    /// stream in the table theirs is.
     pub audit: bool,
     /// What it is called where it is told of.
     pub name: &'a str,
@@ -112,6 +113,15 @@ pub(crate) struct Stream {
 /// not an error here: it is in the run.
 pub async fn run(options: &Options<'_>, scenario: &Scenario) -> anyhow::Result<Run> {
     events::check(scenario, &options.sluice, options.existing.is_none())?;
+    for load in scenario.loads.iter().filter(|_| options.audit) {
+        ensure!(
+            load.tells_streams(),
+            "--audit: load {:?}: over {} producers do not hear what their streams are called in the table; leave --audit \
+             out, or send it over websocket or quic",
+            load.name,
+            load.transport.word()
+        );
+    }
     (options.say)("encodes records");
     let loads: Vec<Sending> = scenario
         .loads
@@ -140,7 +150,10 @@ pub(crate) async fn run_loads(
     let ran = Box::pin(send(options, scenario, (&mut site, tables), loads)).await;
     // What went wrong comes last.
     let (shared, happened, samples, before) = ran.inspect_err(|_| (options.say)(&site.log_tails()))?;
-    (options.say)("ends the service, and counts rows");
+    (options.say)(match site {
+        Site::Existing(_) => "waits for the last commits, and asks for the tables' rows",
+        Site::Pool(_) | Site::Up(_) => "ends the service, and counts rows",
+    });
     let expected = before.values().sum::<u64>() + shared.recorder.counts().durable;
     let mut rows = site.finish(options.dir, &names, expected).await?;
     rows.iter_mut().for_each(|(table, rows)| *rows -= before.get(table).copied().unwrap_or(0).min(*rows));

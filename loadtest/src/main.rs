@@ -49,8 +49,11 @@ enum Command {
     /// Runs a scenario: load by the clock, whatever the service does, and a report. Ends with status 1 where a limit of the
     /// scenario is missed.
     Run(rig::RunArgs),
-    /// Lists the scenarios that come with the program.
-    Scenarios,
+    /// Lists the scenarios that come with the program, or prints one: a beginning for one of your own.
+    Scenarios {
+        /// One of them.
+        name: Option<String>,
+    },
     /// Sends a file of records again, with the gaps and bursts that it had.
     Replay(rig::ReplayArgs),
     /// Tells what two reports (`--json`) say of each other. Ends with status 1 where the second is shown to be worse.
@@ -186,7 +189,7 @@ struct BenchArgs {
     runs: u64,
     /// Rows to run, such as `ab`: `a`, `b`, `c`, `q`, `d`; `s`, `t`, `v` for streams, tables and versions that become more, `m`
     /// for memory, `e` for the edges [default: all].
-    #[arg(long, default_value = "", value_parser = bench::parse_rows)]
+    #[arg(long, default_value = "", hide_default_value = true, value_parser = bench::parse_rows)]
     rows: String,
     /// Streams of one table, at most.
     #[arg(long, default_value_t = 10_000)]
@@ -331,7 +334,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let sluice = || cli.sluice.clone().map_or_else(find_sluice, Ok);
     match cli.command {
         Command::Run(args) => rig::or_interrupted(rig::run(cli.sluice, args)).await,
-        Command::Scenarios => rig::scenarios(),
+        Command::Scenarios { name } => rig::scenarios(name.as_deref()),
         Command::Replay(args) => rig::or_interrupted(rig::replay(cli.sluice, args)).await,
         Command::Compare(args) => rig::compare(&args),
         Command::Machine(args) => rig::machine(args),

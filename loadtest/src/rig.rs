@@ -11,6 +11,7 @@ use clap::Args;
 use sluice_loadtest::bench::default_dir;
 use sluice_loadtest::cluster::find_sluice;
 use sluice_loadtest::load::compare::Word;
+use sluice_loadtest::load::events::need_faults;
 use sluice_loadtest::load::replay::{Replay, Speed};
 use sluice_loadtest::load::report::Report;
 use sluice_loadtest::load::scenario::{self, Scenario};
@@ -46,6 +47,13 @@ pub(crate) struct SendArgs {
     /// long as it runs].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+}
+
+impl SendArgs {
+    /// For what is said of one of several runs.
+    fn nth(&self, number: u64) -> String {
+        if self.runs == 1 { String::new() } else { format!(" {number} of {}", self.runs) }
+    }
 }
 
 /// Flags of `run`.
@@ -167,7 +175,8 @@ pub(crate) async fn run(sluice: Option<PathBuf>, args: RunArgs) -> anyhow::Resul
     let mut report = Report::new(name.clone(), text, changes.join(", "), command());
     for number in 1..=args.send.runs {
         let place = Place::new(sluice.as_deref(), &args.send, number)?;
-        let say = |what: &str| eprintln!("{name}: {what}");
+        let run = args.send.nth(number);
+        let say = |what: &str| eprintln!("{name}{run}: {what}");
         let options = place.options(&args.send, args.audit, (&name, &say));
         report.runs.push(Box::pin(load::run(&options, &scenario)).await?);
         place.measure(&args.send, &mut report, &say)?;
@@ -191,7 +200,8 @@ pub(crate) async fn replay(sluice: Option<PathBuf>, args: ReplayArgs) -> anyhow:
     let mut report = Report::new(name.clone(), String::new(), String::new(), command());
     for number in 1..=args.send.runs {
         let place = Place::new(sluice.as_deref(), &args.send, number)?;
-        let say = |what: &str| eprintln!("{name}: {what}");
+        let run = args.send.nth(number);
+        let say = |what: &str| eprintln!("{name}{run}: {what}");
         let options = place.options(&args.send, false, ("replay", &say));
         let (text, run) = Box::pin(replay.run(&options)).await?;
         report.text = text;
@@ -225,10 +235,15 @@ pub(crate) fn machine(args: MachineArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists scenarios.
-pub(crate) fn scenarios() -> anyhow::Result<ExitCode> {
-    for (name, about) in scenario::built_in()? {
-        println!("{name:<18} {about}");
+/// Lists scenarios, or prints one.
+pub(crate) fn scenarios(name: Option<&str>) -> anyhow::Result<ExitCode> {
+    if let Some(name) = name {
+        print!("{}", scenario::find(name)?.1);
+        return Ok(ExitCode::SUCCESS);
+    }
+    for (name, scenario) in scenario::built_in()? {
+        let needs = if need_faults(&scenario) { " (needs a build with fault points)" } else { "" };
+        println!("{name:<18} {:>4} s  {}{needs}", scenario.seconds, scenario.about);
     }
     Ok(ExitCode::SUCCESS)
 }

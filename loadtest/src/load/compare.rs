@@ -17,9 +17,16 @@ use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 
 use super::report::{Better, Report, number};
+use crate::bench;
 
 /// Beyond it chance is not to blame.
 const P_MAX: f64 = 0.05;
+/// Loads that are farther apart are not the same.
+const DUE_APART_MAX: f64 = 0.02;
+/// In a scenario's text.
+const FULL_RATE: &str = "rate = \"full\"";
+/// The machine's speeds differ so far from one moment to the next.
+const SPEED_APART_MAX: f64 = 0.2;
 const RESAMPLES: usize = 10_000;
 const SEED: u64 = 1;
 /// More ways to deal out ranks are not all tried.
@@ -33,6 +40,8 @@ pub enum Word {
     Better,
     /// The second is worse.
     Worse,
+    /// The runs tell them apart, and are not of the same work.
+    Differs,
     /// The runs do not tell them apart.
     NoDifferenceShown,
     /// There are too few runs to tell anything apart.
@@ -91,6 +100,7 @@ pub fn compare(before: &Report, after: &Report, force: bool) -> anyhow::Result<C
         "these are not of the same scenario ({}): --force compares them all the same",
         differ.join("; ")
     );
+    let is_forced = !differ.is_empty();
     let mut same = |what: &str, one: String, other: String| {
         if one != other {
             differ.push(format!("{what}: {one} and {other}"));
@@ -99,6 +109,32 @@ pub fn compare(before: &Report, after: &Report, force: bool) -> anyhow::Result<C
     same("processor", before.machine.processor.clone(), after.machine.processor.clone());
     same("cores", before.machine.cores.to_string(), after.machine.cores.to_string());
     same("optimised", (!before.machine.is_debug).to_string(), (!after.machine.is_debug).to_string());
+    let is_apart = |one: f64, other: f64, share: f64| (one - other).abs() > one.max(other) * share;
+    if let (Some(before), Some(after)) = (&before.limits, &after.limits) {
+        let speeds = before.speeds().into_iter().zip(after.speeds());
+        differ.extend(speeds.filter(|((_, one), (_, other))| is_apart(*one, *other, SPEED_APART_MAX)).map(
+            |((what, one), (_, other))| {
+                format!("the machine's speed, {what}: {} and {} MB/s", number(one), number(other))
+            },
+        ));
+    }
+    let due = |report: &Report| -> Vec<f64> {
+        report.runs.iter().filter_map(|run| run.figure("records due")).collect()
+    };
+    let (due_before, due_after) = (due(before), due(after));
+    // What is sent as fast as there is room is due as fast as the service takes it.
+    let is_by_clock = ![before, after].iter().any(|report| report.text.contains(FULL_RATE));
+    let has_due = !due_before.is_empty() && !due_after.is_empty();
+    let is_other_work = is_forced
+        && is_by_clock
+        && has_due
+        && is_apart(median(&due_before), median(&due_after), DUE_APART_MAX);
+    if is_other_work {
+        let (one, other) = (number(median(&due_before)), number(median(&due_after)));
+        differ.push(format!(
+            "their work: {one} and {other} records/s were due, so that no figure is better or worse"
+        ));
+    }
     let runs = (before.runs.len(), after.runs.len());
     let names = before.runs.first().map(|run| run.figures.clone()).unwrap_or_default();
     let values = |report: &Report, name: &str| -> Vec<f64> {
@@ -111,6 +147,10 @@ pub fn compare(before: &Report, after: &Report, force: bool) -> anyhow::Result<C
             let p = chance(&old, &new);
             let word =
                 word((old.len(), new.len()), figure.better, (median(&old), median(&new)), (p, interval));
+            let word = match word {
+                Word::Better | Word::Worse if is_other_work => Word::Differs,
+                word => word,
+            };
             let (name, unit) = (figure.name.clone(), figure.unit.clone());
             Compared { name, unit, before: median(&old), after: median(&new), ratio, interval, p, word }
         })
@@ -138,13 +178,7 @@ fn word(
 }
 
 fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() % 2 {
-        1 => sorted[middle],
-        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
-    }
+    bench::median(values, |value| *value)
 }
 
 /// Of the medians, and its interval.
@@ -222,6 +256,7 @@ impl Compared {
             (Word::Worse, true) => "SLOWER",
             (Word::Better, false) => "better",
             (Word::Worse, false) => "WORSE",
+            (Word::Differs, _) => "differs",
             (Word::NoDifferenceShown, _) => "no difference shown",
             (Word::NothingCanBeSaid, _) => "nothing can be said",
         }
@@ -242,6 +277,16 @@ impl fmt::Display for Comparison {
             writeln!(
                 f,
                 "so few runs cannot tell chance from a difference: take four or more of each (--runs 5)"
+            )?;
+        }
+        let shown = |word: &Word| !matches!(word, Word::NothingCanBeSaid | Word::NoDifferenceShown);
+        if self.figures.iter().any(|figure| shown(&figure.word)) {
+            let by_chance = self.figures.len() as f64 * P_MAX;
+            writeln!(
+                f,
+                "each figure is judged by itself: were nothing different, up to {} of these {} would be said to be",
+                number(by_chance),
+                self.figures.len()
             )?;
         }
         let width = self.figures.iter().map(|figure| figure.name.chars().count()).max().unwrap_or(0);
@@ -266,6 +311,7 @@ impl fmt::Display for Comparison {
 
 #[cfg(test)]
 mod tests {
+    use super::super::report::{Figure, Run};
     use super::*;
 
     fn said(before: &[f64], after: &[f64], better: Better) -> Word {
@@ -310,6 +356,38 @@ mod tests {
         assert!(error.contains("text") && error.contains("--force"), "{error}");
         let forced = compare(&report("a"), &report("b"), true).expect("forced");
         assert_eq!(forced.differ.len(), 1);
+    }
+
+    #[test]
+    fn of_different_work_no_figure_is_better() {
+        let report = |due: f64, text: &str| {
+            let mut report = Report::new("x".to_owned(), text.to_owned(), due.to_string(), String::new());
+            for run in 0..5 {
+                let figure = |name: &str, better, value| Figure {
+                    name: name.to_owned(),
+                    unit: "/s".to_owned(),
+                    value: value + f64::from(run),
+                    better,
+                };
+                let figures = vec![
+                    figure("records due", Better::Neither, due),
+                    figure("records durable", Better::Higher, due),
+                ];
+                report.runs.push(Run { figures, ..Run::default() });
+            }
+            report
+        };
+        let of = |due: f64, text: &str| {
+            compare(&report(1_000.0, text), &report(due, text), true).expect("that is meant")
+        };
+        let (close, full) = (of(1_010.0, ""), of(2_000.0, FULL_RATE));
+        assert_eq!((close.figures[0].word, close.differ.len()), (Word::Better, 1));
+        assert_eq!(full.figures[0].word, Word::Better);
+        assert!(close.to_string().contains("faster"), "{close}");
+        let apart = of(2_000.0, "");
+        assert_eq!(apart.figures[0].word, Word::Differs);
+        assert!(apart.differ[1].contains("1,00") && apart.differ[1].contains("2,00"), "{apart}");
+        assert!(!apart.to_string().contains("faster"), "{apart}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::pool::{Member, Pool};
 const SLOW_POINTS: [Point; 3] = [Point::StorePut, Point::StoreCreate, Point::StoreVersion];
 
 /// Whether something happens that only fault points can bring about.
-pub(crate) fn need_faults(scenario: &Scenario) -> bool {
+pub fn need_faults(scenario: &Scenario) -> bool {
     scenario.events.iter().any(|event| event.what == What::SlowStore)
 }
 
@@ -37,8 +37,8 @@ pub(crate) fn check(scenario: &Scenario, sluice: &Path, is_ours: bool) -> anyhow
         let is_to_producers = matches!(event.what, What::Reconnect | What::SlowAcks);
         ensure!(
             is_ours || is_to_producers,
-            "{:?} at {} s needs a pool that is started for it: leave --gateway out",
-            event.what,
+            "{} at {} s needs a pool that is started for it: leave --gateway out",
+            event.what.word(),
             event.at
         );
     }

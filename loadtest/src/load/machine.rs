@@ -82,6 +82,19 @@ pub fn measure(dir: &Path, lasts: Duration) -> anyhow::Result<Limits> {
     })
 }
 
+impl Limits {
+    /// How fast the machine is, in MB/s: for the limits of two reports to be told apart.
+    pub(crate) fn speeds(&self) -> [(&'static str, f64); 5] {
+        [
+            ("disk in sequence", self.base.disk.write_mb_per_s),
+            ("loopback TCP", self.base.loopback_mb_per_s),
+            ("memory copy", self.base.memcpy_mb_per_s),
+            ("JSON decode", self.base.json.decode_mb_per_s),
+            ("Parquet encode", self.base.json.parquet_mb_per_s),
+        ]
+    }
+}
+
 /// Each thread has a file of its own, as pods have.
 fn flushes(dir: &Path, depth: usize, is_direct: bool, lasts: Duration) -> anyhow::Result<Depth> {
     let one = |number: usize| -> anyhow::Result<Vec<f64>> {

@@ -82,10 +82,7 @@ impl Replay {
             "{records} records of {streams} streams, {:.1} s",
             trace.span_us as f64 / 1e6
         ));
-        if !trace.left_out.is_empty() {
-            let names = trace.left_out.join(", ");
-            (options.say)(&format!("leaves out columns that the service writes itself: {names}"));
-        }
+        trace.notes.iter().for_each(|note| (options.say)(note));
         let text = self.text(&trace)?;
         let scenario = Scenario::parse(&self.name(), &text)?;
         let schema = Arc::clone(&trace.schema);
@@ -132,7 +129,9 @@ impl Replay {
             records.iter_mut().for_each(|record| record.0 = (record.0 as f64 / times) as u64);
         }
         if self.named {
-            value.parse::<StreamName>().with_context(|| format!("--named: column {}", self.stream))?;
+            value.parse::<StreamName>().with_context(|| {
+                format!("--named: column {}: leave --named out, or take another --stream", self.stream)
+            })?;
         }
         let full = self.speed == Speed::Max;
         let traced = Traced { text, records, taken: 0, records_max: self.frame_records.max(1), full };

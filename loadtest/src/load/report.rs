@@ -16,6 +16,7 @@ use super::machine::Limits as MachineLimits;
 use super::record::{Counts, Record, Recorder};
 use super::sample::Sample;
 use super::scenario::{Phase, Scenario};
+use crate::bench::median;
 
 /// Of the JSON.
 const FORM: u32 = 1;
@@ -59,7 +60,7 @@ pub struct Machine {
 }
 
 /// One run.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Run {
     /// Of which seed.
     pub seed: u64,
@@ -642,6 +643,22 @@ fn write_figures(f: &mut fmt::Formatter<'_>, figures: &[Figure]) -> fmt::Result 
     Ok(())
 }
 
+/// Of several runs: each figure's median, least and most.
+fn write_medians(f: &mut fmt::Formatter<'_>, runs: &[Run]) -> fmt::Result {
+    let [first, _, ..] = runs else { return Ok(()) };
+    let missed = runs.iter().filter(|run| !run.is_met()).count();
+    writeln!(f, "medians of {} runs, least and most; in {missed} of them a limit was missed", runs.len())?;
+    let width = first.figures.iter().map(|figure| figure.name.chars().count()).max().unwrap_or(0);
+    for Figure { name, unit, .. } in &first.figures {
+        let values: Vec<f64> = runs.iter().filter_map(|run| run.figure(name)).collect();
+        let least = number(values.iter().copied().fold(f64::INFINITY, f64::min));
+        let most = number(values.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+        let median = number(median(&values, |value| *value));
+        writeln!(f, "  {name:<width$}  {median:>12} {unit:<5}  {least} to {most}")?;
+    }
+    Ok(())
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { cores, processor, memory_gb, .. } = &self.machine;
@@ -655,6 +672,7 @@ impl fmt::Display for Report {
             }
             write!(f, "{run}")?;
         }
+        write_medians(f, &self.runs)?;
         if let (Some(limits), Some(run)) = (&self.limits, self.runs.last()) {
             write!(f, "{}", limits.beside(run))?;
         }

@@ -288,6 +288,23 @@ pub enum What {
     SlowStore,
 }
 
+impl What {
+    /// As a scenario has it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Drain => "drain",
+            Self::Kill => "kill",
+            Self::Start => "start",
+            Self::Add => "add",
+            Self::Stop => "stop",
+            Self::RollingRestart => "rolling-restart",
+            Self::Reconnect => "reconnect",
+            Self::SlowAcks => "slow-acks",
+            Self::SlowStore => "slow-store",
+        }
+    }
+}
+
 /// Of all loads together. Times in milliseconds.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -358,12 +375,12 @@ fn default_shape() -> Shape {
     Shape::ServiceEvent
 }
 
-/// The scenarios that come with the program, with what each is.
+/// The scenarios that come with the program, by their names.
 ///
 /// # Errors
 /// One that is wrong: that is a fault of the program.
-pub fn built_in() -> anyhow::Result<Vec<(&'static str, String)>> {
-    BUILT_IN.iter().map(|(name, text)| Ok((*name, Scenario::parse(name, text)?.about))).collect()
+pub fn built_in() -> anyhow::Result<Vec<(&'static str, Scenario)>> {
+    BUILT_IN.iter().map(|(name, text)| Ok((*name, Scenario::parse(name, text)?))).collect()
 }
 
 /// Name and text of a scenario, from a file or of those that come with the program.
@@ -458,7 +475,7 @@ impl Scenario {
             self.check_load(phase.load.as_deref()).with_context(place)?;
         }
         for (number, event) in self.events.iter().enumerate() {
-            let place = || format!("event {} (at = {}, do = {:?})", number + 1, event.at, event.what);
+            let place = || format!("event {} (at = {}, do = {:?})", number + 1, event.at, event.what.word());
             self.check_event(event).with_context(place)?;
         }
         Ok(())
@@ -516,7 +533,8 @@ impl Load {
         };
         ensure!(
             is_sent,
-            "no {encoding} in messages of {frame_records} records is sent over {transport:?} here"
+            "no {encoding} in messages of {frame_records} records is sent over {} here",
+            transport.word()
         );
         let is_named = matches!(transport, Transport::WebSocketFrames | Transport::Quic);
         ensure!(!self.named || is_named, "named: only over websocket and quic");
@@ -538,6 +556,14 @@ impl Load {
     /// The name of one of its tables.
     pub(crate) fn table_name(&self, table: usize) -> String {
         if self.tables == 1 { self.table.clone() } else { format!("{}_{}", self.table, table + 1) }
+    }
+
+    /// Whether the protocol tells what its streams are called in the table.
+    pub(crate) fn tells_streams(&self) -> bool {
+        match self.transport {
+            Transport::WebSocketFrames | Transport::WebSocketTexts | Transport::Quic => true,
+            Transport::Http | Transport::Zerobus | Transport::Flight => false,
+        }
     }
 
     /// Whether the protocol tells what is in the table.
@@ -563,7 +589,7 @@ mod tests {
 
     #[test]
     fn every_scenario_of_the_program_is_right() {
-        for (name, about) in built_in().unwrap_or_else(|error| panic!("{error:#}")) {
+        for (name, Scenario { about, .. }) in built_in().unwrap_or_else(|error| panic!("{error:#}")) {
             assert!(about.len() > 20, "{name}: {about}");
         }
     }
@@ -576,10 +602,35 @@ mod tests {
         refused(&format!("{SMALL}transport = \"tcp\"\n"), &["line 6", "websocket", "quic"]);
         refused(&format!("{SMALL}rate_per_stream = 1\n"), &["load \"a\"", "either rate or"]);
         refused(&format!("{SMALL}transport = \"http\"\nnamed = true\n"), &["load \"a\"", "named"]);
-        refused(&format!("{SMALL}[[event]]\nat = 1\ndo = \"kill\"\n"), &["event 1", "pod or gateway"]);
+        refused(
+            &format!("{SMALL}[[event]]\nat = 1\ndo = \"kill\"\n"),
+            &["event 1", "\"kill\"", "pod or gateway"],
+        );
         refused(&format!("{SMALL}[[event]]\nat = 1\ndo = \"explode\"\n"), &["explode", "rolling-restart"]);
         refused(&format!("{SMALL}[[phase]]\nat = 1\ntimes = 2\nload = \"b\"\n"), &["\"b\"", "there are a"]);
         refused(&format!("{SMALL}[pool]\npods = 3\npods_max = 2\n"), &["pods_max"]);
+    }
+
+    #[test]
+    fn the_readme_names_every_key() {
+        let readme = include_str!("../../../README.md");
+        let (_, section) = readme.split_once("## Load tests").expect("the section");
+        let (section, _) = section.split_once("\n## ").expect("its end");
+        for (place, text) in [
+            ("a scenario", "x = 1".to_owned()),
+            ("[pool]", format!("{SMALL}[pool]\nx = 1")),
+            ("[[load]]", format!("{SMALL}x = 1")),
+            ("[load.limits]", format!("{SMALL}[load.limits]\nx = 1")),
+            ("[[phase]]", format!("{SMALL}[[phase]]\nx = 1")),
+            ("[[event]]", format!("{SMALL}[[event]]\nx = 1")),
+            ("[limits]", format!("{SMALL}[limits]\nx = 1")),
+        ] {
+            let error = Scenario::parse("x", &text).expect_err(&text).to_string();
+            let (_, expected) = error.split_once("expected one of").expect("what is known");
+            let keys = expected.split('`').skip(1).step_by(2);
+            let missing: Vec<&str> = keys.filter(|key| !section.contains(key)).collect();
+            assert_eq!(missing, [""; 0], "README says nothing of keys of {place}");
+        }
     }
 
     #[test]

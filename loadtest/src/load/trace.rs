@@ -11,13 +11,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, UInt32Array};
-use arrow::compute::{cast, concat_batches, take_record_batch};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray, UInt32Array, make_array};
+use arrow::compute::{CastOptions, cast, cast_with_options, concat_batches, take_record_batch};
 use arrow::csv::ReaderBuilder as CsvBuilder;
 use arrow::csv::reader::Format;
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
+use arrow::datatypes::{
+    DataType, Field, Float32Type, Float64Type, Int64Type, Schema, SchemaRef, TimeUnit,
+    TimestampMicrosecondType, UInt64Type,
+};
+use arrow::json::ReaderBuilder as JsonBuilder;
 use arrow::json::reader::infer_json_schema;
-use arrow::json::{LineDelimitedWriter, ReaderBuilder as JsonBuilder};
+use arrow::json::writer::{LineDelimited, WriterBuilder};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use bytes::Bytes;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use sluice_shared::table::RESERVED_PREFIXES;
@@ -39,8 +45,8 @@ pub(crate) struct Trace {
     /// By the stream's value.
     pub(crate) streams: Vec<TracedStream>,
     pub(crate) records: usize,
-    /// Columns of the file that the service writes itself, and that are left out.
-    pub(crate) left_out: Vec<String>,
+    /// What is not sent as it stands in the file.
+    pub(crate) notes: Vec<String>,
     /// From the first record to the last, µs.
     pub(crate) span_us: u64,
 }
@@ -70,15 +76,31 @@ impl Trace {
         let times = times(column(&batch, time)?, time)?;
         let values = texts(column(&batch, stream)?, stream)?;
         let (batch, left_out) = without_reserved(&batch)?;
+        let mut notes = Vec::new();
+        if !left_out.is_empty() {
+            notes.push(format!("leaves out columns that the service writes itself: {}", left_out.join(", ")));
+        }
+        for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
+            let count = not_finite(column);
+            if count > 0 {
+                notes.push(format!(
+                    "column {}: {count} times NaN or infinite, which JSON has not: sent as null",
+                    field.name()
+                ));
+            }
+        }
         let mut order: Vec<u32> = (0..u32::try_from(batch.num_rows()).context("too many rows")?).collect();
         // Stable: rows of one time keep their order.
         order.sort_by(|a, b| {
             let key = |row: &u32| (values.value(*row as usize), times[*row as usize]);
             key(a).cmp(&key(b))
         });
-        let sorted = take_record_batch(&batch, &UInt32Array::from(order.clone()))?;
+        let sorted = with_base64(&take_record_batch(&batch, &UInt32Array::from(order.clone()))?)?;
         let mut text = Vec::with_capacity(batch.get_array_memory_size());
-        let mut writer = LineDelimitedWriter::new(&mut text);
+        // Left out in a map, an entry without a value would be none.
+        let with_nulls = sorted.columns().iter().any(|column| has_maps(column.data_type()));
+        let mut writer =
+            WriterBuilder::new().with_explicit_nulls(with_nulls).build::<_, LineDelimited>(&mut text);
         writer.write(&sorted)?;
         writer.finish()?;
         drop(writer);
@@ -122,7 +144,7 @@ impl Trace {
             batch.num_rows()
         );
         let span_us = u64::try_from(last - first)?;
-        Ok(Self { schema: batch.schema(), streams, records, left_out, span_us })
+        Ok(Self { schema: batch.schema(), streams, records, notes, span_us })
     }
 }
 
@@ -143,7 +165,10 @@ fn batch_of(path: &Path, stream: &str) -> anyhow::Result<RecordBatch> {
                 None => BufReader::new(file).read_to_end(&mut text),
             };
             unpacked.with_context(|| shown.to_string())?;
-            if kind == "csv" { csv(&text, stream) } else { ndjson(&text) }
+            match kind.as_str() {
+                "csv" => csv(&text, stream),
+                _ => ndjson(&text).or_else(|error| check_lines(&text).and(Err(error))),
+            }
         }
         _ => bail!(
             "{shown}: expected .parquet, .csv, .ndjson or .jsonl, the latter three also with .gz or .zst"
@@ -210,9 +235,25 @@ fn ndjson(text: &[u8]) -> anyhow::Result<RecordBatch> {
     Ok(concat_batches(&schema, &batches)?)
 }
 
+/// Arrow's readers name lines only within a batch: the first that is no object of JSON.
+fn check_lines(text: &[u8]) -> anyhow::Result<()> {
+    for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
+        if !line.trim_ascii().is_empty() {
+            serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(line)
+                .map_err(|error| anyhow!("line {}: expected one JSON object: {error}", number + 1))?;
+        }
+    }
+    Ok(())
+}
+
 /// The same rows in the types that tables have.
 fn plain(batch: &RecordBatch) -> anyhow::Result<RecordBatch> {
-    let kind = |kind: &DataType| match kind {
+    let kind = |kind: &DataType, column: &ArrayRef| match kind {
+        DataType::UInt64
+            if column.as_primitive::<UInt64Type>().iter().flatten().any(|n| i64::try_from(n).is_err()) =>
+        {
+            DataType::Decimal128(20, 0)
+        }
         DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
         DataType::Dictionary(_, value) => (**value).clone(),
         DataType::UInt8 | DataType::UInt16 | DataType::UInt32 | DataType::UInt64 => DataType::Int64,
@@ -220,18 +261,87 @@ fn plain(batch: &RecordBatch) -> anyhow::Result<RecordBatch> {
         DataType::Date64 => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
         DataType::Timestamp(_, None) => DataType::Timestamp(TimeUnit::Microsecond, None),
         DataType::Timestamp(_, Some(_)) => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+        DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => DataType::Binary,
         // A column without a single value.
         DataType::Null => DataType::Utf8,
         other => other.clone(),
     };
     let (mut fields, mut columns) = (Vec::new(), Vec::new());
     for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
-        let kind = kind(field.data_type());
-        if matches!(kind, DataType::Binary | DataType::LargeBinary | DataType::FixedSizeBinary(_)) {
-            bail!("column {}: binary values are not replayed", field.name());
-        }
-        columns.push(cast(column, &kind).with_context(|| format!("column {}", field.name()))?);
+        let kind = kind(field.data_type(), column);
+        ensure!(
+            !has_binary_within(&kind),
+            "column {}: binary values within others are not replayed",
+            field.name()
+        );
+        // What does not fit is an error, and not null.
+        let options = CastOptions { safe: false, ..CastOptions::default() };
+        let cast = cast_with_options(column, &kind, &options);
+        columns.push(cast.with_context(|| format!("column {}", field.name()))?);
         fields.push(Field::new(field.name(), kind, true));
+    }
+    Ok(RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)?)
+}
+
+fn has_maps(kind: &DataType) -> bool {
+    match kind {
+        DataType::Map(..) => true,
+        DataType::Struct(fields) => fields.iter().any(|field| has_maps(field.data_type())),
+        DataType::List(field) | DataType::LargeList(field) | DataType::FixedSizeList(field, _) => {
+            has_maps(field.data_type())
+        }
+        _ => false,
+    }
+}
+
+/// How many floating-point numbers are none, at any depth.
+fn not_finite(column: &ArrayRef) -> usize {
+    match column.data_type() {
+        DataType::Float32 => {
+            let values = column.as_primitive::<Float32Type>();
+            values.iter().flatten().filter(|value| !value.is_finite()).count()
+        }
+        DataType::Float64 => {
+            let values = column.as_primitive::<Float64Type>();
+            values.iter().flatten().filter(|value| !value.is_finite()).count()
+        }
+        _ => column.to_data().child_data().iter().map(|child| not_finite(&make_array(child.clone()))).sum(),
+    }
+}
+
+fn has_binary_within(kind: &DataType) -> bool {
+    let is_or_has = |field: &Field| {
+        let kind = field.data_type();
+        matches!(
+            kind,
+            DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_)
+        ) || has_binary_within(kind)
+    };
+    match kind {
+        DataType::Struct(fields) => fields.iter().any(|field| is_or_has(field)),
+        DataType::List(field) | DataType::LargeList(field) | DataType::FixedSizeList(field, _) => {
+            is_or_has(field)
+        }
+        DataType::Map(field, _) => is_or_has(field),
+        _ => false,
+    }
+}
+
+/// The same rows with binary values as JSON has them here: in base64.
+fn with_base64(batch: &RecordBatch) -> anyhow::Result<RecordBatch> {
+    let (mut fields, mut columns) = (Vec::new(), Vec::new());
+    for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
+        let (kind, column): (_, ArrayRef) = match field.data_type() {
+            DataType::Binary => {
+                let values = column.as_binary::<i32>().iter();
+                let texts: StringArray =
+                    values.map(|value| value.map(|value| BASE64.encode(value))).collect();
+                (DataType::Utf8, Arc::new(texts))
+            }
+            kind => (kind.clone(), Arc::clone(column)),
+        };
+        fields.push(Field::new(field.name(), kind, true));
+        columns.push(column);
     }
     Ok(RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)?)
 }
@@ -253,7 +363,7 @@ fn times(column: &ArrayRef, name: &str) -> anyhow::Result<Vec<i64>> {
         // Fractions of seconds.
         DataType::Float32 | DataType::Float64 => {
             let seconds = cast(column, &DataType::Float64)?;
-            let seconds = seconds.as_primitive::<arrow::datatypes::Float64Type>();
+            let seconds = seconds.as_primitive::<Float64Type>();
             let micros = seconds.unary::<_, Int64Type>(|seconds| (seconds * 1e6) as i64);
             Arc::new(micros) as ArrayRef
         }
@@ -286,7 +396,7 @@ fn times(column: &ArrayRef, name: &str) -> anyhow::Result<Vec<i64>> {
     Ok(whole.iter().map(|value| if scale == 1.0 { *value } else { (*value as f64 * scale) as i64 }).collect())
 }
 
-fn texts(column: &ArrayRef, name: &str) -> anyhow::Result<arrow::array::StringArray> {
+fn texts(column: &ArrayRef, name: &str) -> anyhow::Result<StringArray> {
     let texts = cast(column, &DataType::Utf8).with_context(|| format!("column {name}"))?;
     if let Some(row) = (0..texts.len()).find(|row| texts.is_null(*row)) {
         bail!("row {}, column {name}: no value, and so no stream", row + 1);
@@ -342,11 +452,70 @@ mod tests {
     fn columns_that_the_service_writes_are_left_out() {
         let text = "{\"_ingested_at\":1,\"_stream\":\"a\",\"n\":1}\n{\"_ingested_at\":2,\"_stream\":\"b\",\"n\":2}\n";
         let trace = read("x.ndjson", text.as_bytes(), "_ingested_at", "_stream").expect("a trace");
-        assert_eq!(trace.left_out, ["_ingested_at", "_stream"]);
+        assert!(trace.notes[0].ends_with("itself: _ingested_at, _stream"), "{:?}", trace.notes);
         let seen = shown(&trace);
         assert_eq!(seen[1], ("b".to_owned(), vec![1_000_000], "{\"n\":2}\n".to_owned()));
         let error = read("x.ndjson", b"{\"_ingested_at\":1,\"_stream\":\"a\"}\n", "_ingested_at", "_stream");
         assert!(error.expect_err("no column").to_string().contains("x.ndjson"));
+    }
+
+    #[test]
+    fn no_value_becomes_null_unsaid() {
+        let of = |name: &str, column: ArrayRef| {
+            let at = Arc::new(arrow::array::Int64Array::from(vec![1; column.len()])) as ArrayRef;
+            let device = Arc::new(StringArray::from(vec!["a"; column.len()])) as ArrayRef;
+            let batch = RecordBatch::try_from_iter([("at", at), ("device", device), (name, column)]);
+            let trace = Trace::of(&batch.expect("a batch"), "at", "device").expect("a trace");
+            let text = shown(&trace)[0].2.clone();
+            (trace, text)
+        };
+        let (trace, text) =
+            of("n", Arc::new(arrow::array::UInt64Array::from(vec![Some(u64::MAX), Some(1), None])));
+        assert_eq!(trace.schema.field(2).data_type(), &DataType::Decimal128(20, 0));
+        assert!(text.contains("18446744073709551615"), "{text}");
+        let (trace, _) = of("n", Arc::new(arrow::array::UInt64Array::from(vec![1])));
+        assert_eq!(trace.schema.field(2).data_type(), &DataType::Int64);
+        let floats = arrow::array::Float64Array::from(vec![f64::NAN, 1.5, f64::INFINITY]);
+        let (trace, _) = of("x", Arc::new(floats.clone()));
+        assert!(trace.notes[0].contains("column x: 2 times"), "{:?}", trace.notes);
+        let field = Arc::new(Field::new("y", DataType::Float64, true));
+        let (trace, _) =
+            of("x", Arc::new(arrow::array::StructArray::from(vec![(field, Arc::new(floats) as ArrayRef)])));
+        assert!(trace.notes[0].contains("column x: 2 times"), "{:?}", trace.notes);
+        let mut map = arrow::array::MapBuilder::new(
+            None,
+            arrow::array::StringBuilder::new(),
+            arrow::array::Int64Builder::new(),
+        );
+        map.keys().append_value("k");
+        map.values().append_null();
+        map.append(true).expect("an entry");
+        let (_, text) = of("m", Arc::new(map.finish()));
+        assert!(text.contains("{\"k\":null}"), "{text}");
+    }
+
+    #[test]
+    fn binary_values_are_base64_and_those_within_others_are_refused() {
+        let bytes: ArrayRef =
+            Arc::new(arrow::array::BinaryArray::from_opt_vec(vec![Some(b"\xff\x00"), None]));
+        let columns = |bytes: ArrayRef| {
+            let at = Arc::new(arrow::array::Int64Array::from(vec![1, 2])) as ArrayRef;
+            let device = Arc::new(StringArray::from(vec!["a", "a"])) as ArrayRef;
+            RecordBatch::try_from_iter([("at", at), ("device", device), ("b", bytes)]).expect("a batch")
+        };
+        for kind in [DataType::Binary, DataType::LargeBinary, DataType::BinaryView] {
+            let trace =
+                Trace::of(&columns(cast(&bytes, &kind).expect("cast")), "at", "device").expect("a trace");
+            assert_eq!(trace.schema.field(2).data_type(), &DataType::Binary);
+            assert!(
+                shown(&trace)[0].2.starts_with("{\"at\":1,\"device\":\"a\",\"b\":\"/wA=\"}\n"),
+                "{trace:?}"
+            );
+        }
+        let field = Arc::new(Field::new("x", DataType::Binary, true));
+        let within = Arc::new(arrow::array::StructArray::from(vec![(field, bytes)]));
+        let error = Trace::of(&columns(within), "at", "device").expect_err("within").to_string();
+        assert!(error.contains("column b"), "{error}");
     }
 
     #[test]
@@ -380,7 +549,8 @@ mod tests {
             &["row 2", "column device"],
         );
         refused("x.csv", "at,device\n2026-01-01T00:00:00Z\n", "at", &["x.csv", "line"]);
-        refused("x.ndjson", "{\"at\":1,\"device\":\"a\"}\n{\"at\":\n", "at", &["x.ndjson"]);
+        refused("x.ndjson", "{\"at\":1,\"device\":\"a\"}\n{\"at\":\n", "at", &["x.ndjson", "line 2"]);
+        refused("x.ndjson", "{\"at\":1,\"device\":\"a\"}\n\n[1]\n", "at", &["x.ndjson", "line 3", "object"]);
         refused("x.txt", "x", "at", &["x.txt", ".parquet"]);
     }
 }
