@@ -101,40 +101,9 @@ pub fn compare(before: &Report, after: &Report, force: bool) -> anyhow::Result<C
         differ.join("; ")
     );
     let is_forced = !differ.is_empty();
-    let mut same = |what: &str, one: String, other: String| {
-        if one != other {
-            differ.push(format!("{what}: {one} and {other}"));
-        }
-    };
-    same("processor", before.machine.processor.clone(), after.machine.processor.clone());
-    same("cores", before.machine.cores.to_string(), after.machine.cores.to_string());
-    same("optimised", (!before.machine.is_debug).to_string(), (!after.machine.is_debug).to_string());
-    let is_apart = |one: f64, other: f64, share: f64| (one - other).abs() > one.max(other) * share;
-    if let (Some(before), Some(after)) = (&before.limits, &after.limits) {
-        let speeds = before.speeds().into_iter().zip(after.speeds());
-        differ.extend(speeds.filter(|((_, one), (_, other))| is_apart(*one, *other, SPEED_APART_MAX)).map(
-            |((what, one), (_, other))| {
-                format!("the machine's speed, {what}: {} and {} MB/s", number(one), number(other))
-            },
-        ));
-    }
-    let due = |report: &Report| -> Vec<f64> {
-        report.runs.iter().filter_map(|run| run.figure("records due")).collect()
-    };
-    let (due_before, due_after) = (due(before), due(after));
-    // What is sent as fast as there is room is due as fast as the service takes it.
-    let is_by_clock = ![before, after].iter().any(|report| report.text.contains(FULL_RATE));
-    let has_due = !due_before.is_empty() && !due_after.is_empty();
-    let is_other_work = is_forced
-        && is_by_clock
-        && has_due
-        && is_apart(median(&due_before), median(&due_after), DUE_APART_MAX);
-    if is_other_work {
-        let (one, other) = (number(median(&due_before)), number(median(&due_after)));
-        differ.push(format!(
-            "their work: {one} and {other} records/s were due, so that no figure is better or worse"
-        ));
-    }
+    differ.extend(other_machine(before, after));
+    let other_work = is_forced.then(|| other_work(before, after)).flatten();
+    differ.extend(other_work.clone());
     let runs = (before.runs.len(), after.runs.len());
     let names = before.runs.first().map(|run| run.figures.clone()).unwrap_or_default();
     let values = |report: &Report, name: &str| -> Vec<f64> {
@@ -148,7 +117,7 @@ pub fn compare(before: &Report, after: &Report, force: bool) -> anyhow::Result<C
             let word =
                 word((old.len(), new.len()), figure.better, (median(&old), median(&new)), (p, interval));
             let word = match word {
-                Word::Better | Word::Worse if is_other_work => Word::Differs,
+                Word::Better | Word::Worse if other_work.is_some() => Word::Differs,
                 word => word,
             };
             let (name, unit) = (figure.name.clone(), figure.unit.clone());
@@ -157,6 +126,46 @@ pub fn compare(before: &Report, after: &Report, force: bool) -> anyhow::Result<C
     });
     let figures = figures.collect();
     Ok(Comparison { runs, differ, figures })
+}
+
+/// What is different about where they were made.
+fn other_machine(before: &Report, after: &Report) -> Vec<String> {
+    let (one, other) = (&before.machine, &after.machine);
+    let mut differ = Vec::new();
+    let mut same = |what: &str, one: String, other: String| {
+        if one != other {
+            differ.push(format!("{what}: {one} and {other}"));
+        }
+    };
+    same("processor", one.processor.clone(), other.processor.clone());
+    same("cores", one.cores.to_string(), other.cores.to_string());
+    same("optimised", (!one.is_debug).to_string(), (!other.is_debug).to_string());
+    if let (Some(before), Some(after)) = (&before.limits, &after.limits) {
+        for ((what, one), (_, other)) in before.speeds().into_iter().zip(after.speeds()) {
+            if is_apart(one, other, SPEED_APART_MAX) {
+                let (one, other) = (number(one), number(other));
+                differ.push(format!("the machine's speed, {what}: {one} and {other} MB/s"));
+            }
+        }
+    }
+    differ
+}
+
+/// How their loads differ. What is sent as fast as there is room is due as fast as the service takes it.
+fn other_work(before: &Report, after: &Report) -> Option<String> {
+    let due = |report: &Report| -> Option<f64> {
+        let due: Vec<f64> = report.runs.iter().filter_map(|run| run.figure("records due")).collect();
+        (!due.is_empty() && !report.text.contains(FULL_RATE)).then(|| median(&due))
+    };
+    let (one, other) = (due(before)?, due(after)?);
+    is_apart(one, other, DUE_APART_MAX).then(|| {
+        let (one, other) = (number(one), number(other));
+        format!("their work: {one} and {other} records/s were due, so that no figure is better or worse")
+    })
+}
+
+fn is_apart(one: f64, other: f64, share: f64) -> bool {
+    (one - other).abs() > one.max(other) * share
 }
 
 fn word(

@@ -76,35 +76,14 @@ impl Trace {
         let times = times(column(&batch, time)?, time)?;
         let values = texts(column(&batch, stream)?, stream)?;
         let (batch, left_out) = without_reserved(&batch)?;
-        let mut notes = Vec::new();
-        if !left_out.is_empty() {
-            notes.push(format!("leaves out columns that the service writes itself: {}", left_out.join(", ")));
-        }
-        for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
-            let count = not_finite(column);
-            if count > 0 {
-                notes.push(format!(
-                    "column {}: {count} times NaN or infinite, which JSON has not: sent as null",
-                    field.name()
-                ));
-            }
-        }
+        let notes = notes(&batch, &left_out);
         let mut order: Vec<u32> = (0..u32::try_from(batch.num_rows()).context("too many rows")?).collect();
         // Stable: rows of one time keep their order.
         order.sort_by(|a, b| {
             let key = |row: &u32| (values.value(*row as usize), times[*row as usize]);
             key(a).cmp(&key(b))
         });
-        let sorted = with_base64(&take_record_batch(&batch, &UInt32Array::from(order.clone()))?)?;
-        let mut text = Vec::with_capacity(batch.get_array_memory_size());
-        // Left out in a map, an entry without a value would be none.
-        let with_nulls = sorted.columns().iter().any(|column| has_maps(column.data_type()));
-        let mut writer =
-            WriterBuilder::new().with_explicit_nulls(with_nulls).build::<_, LineDelimited>(&mut text);
-        writer.write(&sorted)?;
-        writer.finish()?;
-        drop(writer);
-        let text = Bytes::from(text);
+        let text = json(&take_record_batch(&batch, &UInt32Array::from(order.clone()))?)?;
         let first = times.iter().min().copied().unwrap_or(0);
         let last = times.iter().max().copied().unwrap_or(0);
         let mut streams: Vec<TracedStream> = Vec::new();
@@ -146,6 +125,37 @@ impl Trace {
         let span_us = u64::try_from(last - first)?;
         Ok(Self { schema: batch.schema(), streams, records, notes, span_us })
     }
+}
+
+/// What is not sent as it stands in the file.
+fn notes(batch: &RecordBatch, left_out: &[String]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !left_out.is_empty() {
+        notes.push(format!("leaves out columns that the service writes itself: {}", left_out.join(", ")));
+    }
+    for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
+        let count = not_finite(column);
+        if count > 0 {
+            notes.push(format!(
+                "column {}: {count} times NaN or infinite, which JSON has not: sent as null",
+                field.name()
+            ));
+        }
+    }
+    notes
+}
+
+/// One record a line.
+fn json(batch: &RecordBatch) -> anyhow::Result<Bytes> {
+    let mut text = Vec::with_capacity(batch.get_array_memory_size());
+    // Left out in a map, an entry without a value would be none.
+    let with_nulls = batch.columns().iter().any(|column| has_maps(column.data_type()));
+    let mut writer =
+        WriterBuilder::new().with_explicit_nulls(with_nulls).build::<_, LineDelimited>(&mut text);
+    writer.write(&with_base64(batch)?)?;
+    writer.finish()?;
+    drop(writer);
+    Ok(Bytes::from(text))
 }
 
 fn batch_of(path: &Path, stream: &str) -> anyhow::Result<RecordBatch> {
