@@ -80,7 +80,7 @@ impl Replay {
         let (records, streams) = (trace.records, trace.streams.len());
         (options.say)(&format!(
             "{records} records of {streams} streams, {:.1} s",
-            trace.span_us as f64 / 1e6
+            trace.span_us() as f64 / 1e6
         ));
         trace.notes.iter().for_each(|note| (options.say)(note));
         let text = self.text(&trace)?;
@@ -98,13 +98,16 @@ impl Replay {
     /// As a scenario would say it.
     fn text(&self, trace: &Trace) -> anyhow::Result<String> {
         let seconds = match self.speed {
-            Speed::Times(times) => trace.span_us as f64 / 1e6 / times + TAIL_S,
+            Speed::Times(times) => trace.span_us() as f64 / 1e6 / times + TAIL_S,
             Speed::Max => TAIL_S,
         };
         ensure!(
             seconds <= 86_400.0,
-            "at this speed it would take {:.0} hours: raise --speed",
-            seconds / 3600.0
+            "at this speed it would take {:.0} hours: its first record is {}, its last one {}; raise --speed, or mend \
+             times that are wrong",
+            seconds / 3600.0,
+            trace.first,
+            trace.last
         );
         Ok(format!(
             "about = \"{} records of {}, streams by {}, times by {}, speed {}\"\nseconds = {seconds}\n\n[pool]\npods = {}\n\n\

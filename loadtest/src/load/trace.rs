@@ -5,14 +5,15 @@
 //! *Owns*: reading Parquet, CSV and NDJSON, the order of records, what is wrong with a file.
 //! *Does not own*: when records are sent (`source`).
 
+use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray, UInt32Array, make_array};
-use arrow::compute::{CastOptions, cast, cast_with_options, concat_batches, take_record_batch};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray, make_array};
+use arrow::compute::{CastOptions, cast, cast_with_options, concat_batches};
 use arrow::csv::ReaderBuilder as CsvBuilder;
 use arrow::csv::reader::Format;
 use arrow::datatypes::{
@@ -28,14 +29,13 @@ use bytes::Bytes;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use sluice_shared::table::RESERVED_PREFIXES;
 
-/// Rows from which the types of CSV and NDJSON are inferred.
-const INFER_ROWS: usize = 10_000;
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// Streams are connections.
 const STREAMS_MAX: usize = 20_000;
 /// Where epochs of seconds, milliseconds and microseconds end: in the year 5138, 1973 and 1973 of the next one.
-const SECONDS_MAX: i64 = 100_000_000_000;
-const MILLIS_MAX: i64 = 100_000_000_000_000;
-const MICROS_MAX: i64 = 100_000_000_000_000_000;
+const SECONDS_MAX: f64 = 100_000_000_000.0;
+const MILLIS_MAX: f64 = 100_000_000_000_000.0;
+const MICROS_MAX: f64 = 100_000_000_000_000_000.0;
 
 /// What is in a file.
 #[derive(Debug)]
@@ -47,8 +47,29 @@ pub(crate) struct Trace {
     pub(crate) records: usize,
     /// What is not sent as it stands in the file.
     pub(crate) notes: Vec<String>,
-    /// From the first record to the last, µs.
-    pub(crate) span_us: u64,
+    /// The earliest.
+    pub(crate) first: Moment,
+    /// And the latest.
+    pub(crate) last: Moment,
+}
+
+/// When a record is of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    /// In the file, from 1.
+    row: usize,
+    /// µs since 1970.
+    us: i64,
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { row, us } = self;
+        match chrono::DateTime::from_timestamp_micros(*us) {
+            Some(time) => write!(f, "row {row}, {}", time.format("%Y-%m-%dT%H:%M:%S%.fZ")),
+            None => write!(f, "row {row}, {us} µs since 1970"),
+        }
+    }
 }
 
 /// The records of one value, in the order of their times.
@@ -61,70 +82,102 @@ pub(crate) struct TracedStream {
     pub(crate) records: Vec<(u64, usize)>,
 }
 
+/// Rows of a file, each as it is to be sent.
+struct Rows {
+    /// Of their table.
+    schema: SchemaRef,
+    /// µs since 1970.
+    times: Vec<i64>,
+    /// Which streams they are of.
+    values: StringArray,
+    /// JSON, one record a line.
+    text: Bytes,
+    notes: Vec<String>,
+}
+
 impl Trace {
-    /// Reads a file: `.parquet`, `.csv`, `.ndjson` or `.jsonl`, the latter also behind `.gz` or `.zst`.
+    /// Reads a file: `.parquet`, `.csv`, `.ndjson` or `.jsonl`, the latter three also behind `.gz` or `.zst`.
     ///
     /// # Errors
     /// It cannot be read, has no such columns, or a row without time or stream: by file, row and column.
     pub(crate) fn read(path: &Path, time: &str, stream: &str) -> anyhow::Result<Self> {
-        Self::of(&batch_of(path, stream)?, time, stream).with_context(|| path.display().to_string())
+        let read = || Self::of(rows(path, time, stream)?, stream);
+        read().with_context(|| path.display().to_string())
     }
 
-    fn of(batch: &RecordBatch, time: &str, stream: &str) -> anyhow::Result<Self> {
-        ensure!(batch.num_rows() > 0, "no rows");
-        let batch = plain(batch)?;
-        let times = times(column(&batch, time)?, time)?;
-        let values = texts(column(&batch, stream)?, stream)?;
-        let (batch, left_out) = without_reserved(&batch)?;
-        let notes = notes(&batch, &left_out);
-        let mut order: Vec<u32> = (0..u32::try_from(batch.num_rows()).context("too many rows")?).collect();
-        // Stable: rows of one time keep their order.
-        order.sort_by(|a, b| {
-            let key = |row: &u32| (values.value(*row as usize), times[*row as usize]);
-            key(a).cmp(&key(b))
-        });
-        let text = json(&take_record_batch(&batch, &UInt32Array::from(order.clone()))?)?;
-        let first = times.iter().min().copied().unwrap_or(0);
-        let last = times.iter().max().copied().unwrap_or(0);
-        let mut streams: Vec<TracedStream> = Vec::new();
-        let (mut begin, mut end) = (0, 0);
+    fn of(rows: Rows, stream: &str) -> anyhow::Result<Self> {
+        let Rows { schema, times, values, text, notes } = rows;
+        let mut ends = vec![0];
         // A text within a record has its line ends escaped.
-        let lines = text.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::len);
-        for (row, length) in order.iter().map(|row| *row as usize).zip(lines) {
-            let value = values.value(row);
-            if streams.last().is_none_or(|stream| stream.value != value) {
-                if let Some(stream) = streams.last_mut() {
-                    stream.text = text.slice(begin..end);
-                }
-                begin = end;
-                streams.push(TracedStream {
-                    value: value.to_owned(),
-                    text: Bytes::new(),
-                    records: Vec::new(),
-                });
-                ensure!(
-                    streams.len() <= STREAMS_MAX,
-                    "column {stream} has more than {STREAMS_MAX} values, and each is a connection: choose another"
-                );
-            }
-            end += length;
-            let due = u64::try_from(times[row] - first).unwrap_or(0);
-            if let Some(stream) = streams.last_mut() {
-                stream.records.push((due, end - begin));
-            }
+        ends.extend(memchr::memchr_iter(b'\n', &text).map(|at| at + 1));
+        let records = times.len();
+        ensure!(ends.len() == records + 1, "{} of {records} rows are one line of JSON each", ends.len() - 1);
+        let mut order: Vec<usize> = (0..records).collect();
+        // Stable: rows of one time keep their order.
+        order.sort_by_key(|row| (values.value(*row), times[*row]));
+        let first = (0..records).min_by_key(|row| times[*row]).context("no rows")?;
+        let last = (0..records).max_by_key(|row| times[*row]).context("no rows")?;
+        let mut streams: Vec<TracedStream> = Vec::new();
+        for rows in order.chunk_by(|a, b| values.value(*a) == values.value(*b)) {
+            ensure!(
+                streams.len() < STREAMS_MAX,
+                "column {stream} has more than {STREAMS_MAX} values, and each is a connection: choose another"
+            );
+            let value = rows.first().map_or("", |row| values.value(*row)).to_owned();
+            let mut own = Vec::with_capacity(rows.iter().map(|row| ends[row + 1] - ends[*row]).sum());
+            let record = |row: &usize| {
+                own.extend_from_slice(&text[ends[*row]..ends[row + 1]]);
+                (times[*row].abs_diff(times[first]), own.len())
+            };
+            let records = rows.iter().map(record).collect();
+            streams.push(TracedStream { value, text: Bytes::from(own), records });
         }
-        if let Some(stream) = streams.last_mut() {
-            stream.text = text.slice(begin..end);
-        }
-        let records = streams.iter().map(|stream| stream.records.len()).sum();
-        ensure!(
-            records == batch.num_rows(),
-            "{records} of {} rows could be written as JSON",
-            batch.num_rows()
-        );
-        let span_us = u64::try_from(last - first)?;
-        Ok(Self { schema: batch.schema(), streams, records, notes, span_us })
+        let moment = |row: usize| Moment { row: row + 1, us: times[row] };
+        let (first, last) = (moment(first), moment(last));
+        Ok(Self { schema, streams, records, notes, first, last })
     }
+
+    /// From the first record to the last, µs.
+    pub(crate) fn span_us(&self) -> u64 {
+        self.last.us.abs_diff(self.first.us)
+    }
+}
+
+/// Every row of a file.
+fn rows(path: &Path, time: &str, stream: &str) -> anyhow::Result<Rows> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_ascii_lowercase();
+    let packed = [".gz", ".zst"].into_iter().find(|end| name.ends_with(end));
+    let kind = packed.map_or(name.as_str(), |end| name.trim_end_matches(end));
+    let kind = kind.rsplit_once('.').map(|(_, kind)| kind).unwrap_or_default();
+    let file = File::open(path)?;
+    if kind == "parquet" && packed.is_none() {
+        return of_batch(&parquet(file)?, time, stream);
+    }
+    ensure!(
+        matches!(kind, "csv" | "ndjson" | "jsonl"),
+        "expected .parquet, .csv, .ndjson or .jsonl, the latter three also with .gz or .zst"
+    );
+    let mut text = Vec::new();
+    match packed {
+        Some(".gz") => flate2::read::MultiGzDecoder::new(BufReader::new(file)).read_to_end(&mut text)?,
+        Some(_) => zstd::Decoder::new(file)?.read_to_end(&mut text)?,
+        None => BufReader::new(file).read_to_end(&mut text)?,
+    };
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
+    match kind {
+        "csv" => of_batch(&csv(text, time, stream)?, time, stream),
+        _ => ndjson(text, time, stream).or_else(|error| check_lines(text).and(Err(error))),
+    }
+}
+
+/// Rows that have to be made JSON first.
+fn of_batch(batch: &RecordBatch, time: &str, stream: &str) -> anyhow::Result<Rows> {
+    let batch = plain(batch)?;
+    let times = times(column(&batch, time)?, time)?;
+    let values = texts(column(&batch, stream)?, stream)?;
+    let (batch, left_out) = without_reserved(&batch)?;
+    let notes = notes(&batch, &left_out);
+    Ok(Rows { schema: batch.schema(), times, values, text: json(&batch)?, notes })
 }
 
 /// What is not sent as it stands in the file.
@@ -158,35 +211,6 @@ fn json(batch: &RecordBatch) -> anyhow::Result<Bytes> {
     Ok(Bytes::from(text))
 }
 
-fn batch_of(path: &Path, stream: &str) -> anyhow::Result<RecordBatch> {
-    let shown = path.display();
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_ascii_lowercase();
-    let packed = [".gz", ".zst"].into_iter().find(|end| name.ends_with(end));
-    let kind = packed.map_or(name.as_str(), |end| name.trim_end_matches(end));
-    let kind = kind.rsplit_once('.').map(|(_, kind)| kind.to_owned()).unwrap_or_default();
-    let file = File::open(path).with_context(|| shown.to_string())?;
-    let read = match (kind.as_str(), packed) {
-        ("parquet", None) => parquet(file),
-        ("csv" | "ndjson" | "jsonl", _) => {
-            let mut text = Vec::new();
-            let unpacked = match packed {
-                Some(".gz") => flate2::read::MultiGzDecoder::new(BufReader::new(file)).read_to_end(&mut text),
-                Some(_) => zstd::Decoder::new(file).and_then(|mut file| file.read_to_end(&mut text)),
-                None => BufReader::new(file).read_to_end(&mut text),
-            };
-            unpacked.with_context(|| shown.to_string())?;
-            match kind.as_str() {
-                "csv" => csv(&text, stream),
-                _ => ndjson(&text).or_else(|error| check_lines(&text).and(Err(error))),
-            }
-        }
-        _ => bail!(
-            "{shown}: expected .parquet, .csv, .ndjson or .jsonl, the latter three also with .gz or .zst"
-        ),
-    };
-    read.with_context(|| shown.to_string())
-}
-
 fn parquet(file: File) -> anyhow::Result<RecordBatch> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
     let schema = Arc::clone(builder.schema());
@@ -195,9 +219,9 @@ fn parquet(file: File) -> anyhow::Result<RecordBatch> {
 }
 
 /// Whole numbers some of which begin with zeros are texts (post codes, identifiers), and so is what names streams.
-fn csv(text: &[u8], stream: &str) -> anyhow::Result<RecordBatch> {
+fn csv(text: &[u8], time: &str, stream: &str) -> anyhow::Result<RecordBatch> {
     let format = Format::default().with_header(true);
-    let (inferred, _) = format.infer_schema(text, Some(INFER_ROWS))?;
+    let (inferred, _) = format.infer_schema(text, None)?;
     let read = |schema: Schema| -> anyhow::Result<RecordBatch> {
         let schema = Arc::new(schema);
         let reader = CsvBuilder::new(Arc::clone(&schema)).with_format(format.clone()).build(text)?;
@@ -218,18 +242,19 @@ fn csv(text: &[u8], stream: &str) -> anyhow::Result<RecordBatch> {
         texts.column(at).as_string::<i32>().iter().flatten().any(begins)
     };
     read(kinds(&|at, field| match field.data_type() {
-        _ if field.name() == stream => DataType::Utf8,
+        _ if field.name() == stream && stream != time => DataType::Utf8,
         kind if kind.is_numeric() && has_zeros(at) => DataType::Utf8,
         kind => kind.clone(),
     }))
 }
 
+fn is_reserved(name: &str) -> bool {
+    let folded = name.to_ascii_lowercase();
+    RESERVED_PREFIXES.iter().any(|prefix| folded.starts_with(prefix))
+}
+
 /// A table that the service wrote has columns that it writes anew.
 fn without_reserved(batch: &RecordBatch) -> anyhow::Result<(RecordBatch, Vec<String>)> {
-    let is_reserved = |name: &str| {
-        let folded = name.to_ascii_lowercase();
-        RESERVED_PREFIXES.iter().any(|prefix| folded.starts_with(prefix))
-    };
     let names = batch.schema_ref().fields().iter().map(|field| field.name().clone()).enumerate();
     let (out, kept): (Vec<_>, Vec<_>) = names.partition(|(_, name)| is_reserved(name));
     let kept: Vec<usize> = kept.into_iter().map(|(at, _)| at).collect();
@@ -237,12 +262,44 @@ fn without_reserved(batch: &RecordBatch) -> anyhow::Result<(RecordBatch, Vec<Str
     Ok((batch.project(&kept)?, out.into_iter().map(|(_, name)| name).collect()))
 }
 
-fn ndjson(text: &[u8]) -> anyhow::Result<RecordBatch> {
-    let (schema, _) = infer_json_schema(text, Some(INFER_ROWS))?;
-    let schema = Arc::new(schema);
-    let reader = JsonBuilder::new(Arc::clone(&schema)).with_strict_mode(true).build(text)?;
-    let batches = reader.collect::<Result<Vec<_>, _>>()?;
-    Ok(concat_batches(&schema, &batches)?)
+/// Lines are sent as they are; where they have columns that the service writes itself, without these.
+fn ndjson(text: &[u8], time: &str, stream: &str) -> anyhow::Result<Rows> {
+    let (inferred, _) = infer_json_schema(text, None)?;
+    let read = |schema: Schema| -> anyhow::Result<RecordBatch> {
+        let schema = Arc::new(schema);
+        // A stream may be called by a number here and by a text there.
+        let reader = JsonBuilder::new(Arc::clone(&schema)).with_coerce_primitive(true).build(text)?;
+        let batches = reader.collect::<Result<Vec<_>, _>>()?;
+        Ok(concat_batches(&schema, &batches)?)
+    };
+    let fields = inferred.fields().iter();
+    if fields.clone().any(|field| is_reserved(field.name())) {
+        return of_batch(&read(inferred)?, time, stream);
+    }
+    let fields: Vec<Field> =
+        fields.map(|field| Field::new(field.name(), known(field.data_type()), true)).collect();
+    let schema = Arc::new(Schema::new(fields.clone()));
+    let is_asked = |field: &Field| field.name() == time || field.name() == stream;
+    let asked = read(Schema::new(fields.into_iter().filter(is_asked).collect::<Vec<_>>()))?;
+    let column = |name: &str| column(&asked, name).map_err(|_| no_column(&schema, name));
+    let (times, values) = (times(column(time)?, time)?, texts(column(stream)?, stream)?);
+    let mut lines = Vec::with_capacity(text.len() + 1);
+    for line in text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty()) {
+        lines.extend_from_slice(line);
+        lines.push(b'\n');
+    }
+    Ok(Rows { schema, times, values, text: Bytes::from(lines), notes: Vec::new() })
+}
+
+/// Columns and fields without a single value are texts.
+fn known(kind: &DataType) -> DataType {
+    let of = |field: &Field| Arc::new(Field::new(field.name(), known(field.data_type()), true));
+    match kind {
+        DataType::Null => DataType::Utf8,
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(|field| of(field)).collect()),
+        DataType::List(field) => DataType::List(of(field)),
+        other => other.clone(),
+    }
 }
 
 /// Arrow's readers name lines only within a batch: the first that is no object of JSON.
@@ -357,10 +414,12 @@ fn with_base64(batch: &RecordBatch) -> anyhow::Result<RecordBatch> {
 }
 
 fn column<'a>(batch: &'a RecordBatch, name: &str) -> anyhow::Result<&'a ArrayRef> {
-    let known = || {
-        batch.schema_ref().fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
-    };
-    batch.column_by_name(name).ok_or_else(|| anyhow!("there is no column {name}: there are {}", known()))
+    batch.column_by_name(name).ok_or_else(|| no_column(batch.schema_ref(), name))
+}
+
+fn no_column(schema: &Schema, name: &str) -> anyhow::Error {
+    let known: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+    anyhow!("there is no column {name}: there are {}", known.join(", "))
 }
 
 /// µs since 1970.
@@ -370,12 +429,13 @@ fn times(column: &ArrayRef, name: &str) -> anyhow::Result<Vec<i64>> {
         DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 => {
             cast(column, &DataType::Int64)?
         }
-        // Fractions of seconds.
         DataType::Float32 | DataType::Float64 => {
-            let seconds = cast(column, &DataType::Float64)?;
-            let seconds = seconds.as_primitive::<Float64Type>();
-            let micros = seconds.unary::<_, Int64Type>(|seconds| (seconds * 1e6) as i64);
-            Arc::new(micros) as ArrayRef
+            let numbers = cast(column, &DataType::Float64)?;
+            let numbers = numbers.as_primitive::<Float64Type>();
+            let micros = micros_of(numbers.iter().flatten().map(f64::abs).fold(0.0, f64::max));
+            Arc::new(numbers.unary_opt::<_, Int64Type>(|number| {
+                Some((number * micros).round() as i64).filter(|_| number.is_finite())
+            })) as ArrayRef
         }
         DataType::Timestamp(..) | DataType::Date32 | DataType::Utf8 => {
             let micros = cast(column, &DataType::Timestamp(TimeUnit::Microsecond, None))
@@ -394,16 +454,24 @@ fn times(column: &ArrayRef, name: &str) -> anyhow::Result<Vec<i64>> {
         );
     }
     let whole = whole.as_primitive::<Int64Type>().values();
-    let scale = match column.data_type() {
-        kind if !kind.is_integer() => 1.0,
-        _ => match whole.iter().map(|value| value.saturating_abs()).max().unwrap_or(0) {
-            most if most < SECONDS_MAX => 1e6,
-            most if most < MILLIS_MAX => 1e3,
-            most if most < MICROS_MAX => 1.0,
-            _ => 1e-3,
-        },
-    };
-    Ok(whole.iter().map(|value| if scale == 1.0 { *value } else { (*value as f64 * scale) as i64 }).collect())
+    if !column.data_type().is_integer() {
+        return Ok(whole.to_vec());
+    }
+    let micros = micros_of(whole.iter().map(|value| value.unsigned_abs()).max().unwrap_or(0) as f64);
+    Ok(whole
+        .iter()
+        .map(|value| if micros >= 1.0 { value.saturating_mul(micros as i64) } else { value / 1_000 })
+        .collect())
+}
+
+/// How many µs the unit of a time has, by the greatest of them: seconds, ms, µs or ns since 1970.
+fn micros_of(most: f64) -> f64 {
+    match most {
+        most if most < SECONDS_MAX => 1e6,
+        most if most < MILLIS_MAX => 1e3,
+        most if most < MICROS_MAX => 1.0,
+        _ => 1e-3,
+    }
 }
 
 fn texts(column: &ArrayRef, name: &str) -> anyhow::Result<StringArray> {
@@ -425,6 +493,10 @@ mod tests {
         Trace::read(&path, time, stream)
     }
 
+    fn made(batch: &RecordBatch) -> anyhow::Result<Trace> {
+        Trace::of(of_batch(batch, "at", "device")?, "device")
+    }
+
     const CSV: &str =
         "at,device,n\n2026-01-01T00:00:02Z,b,1\n2026-01-01T00:00:00Z,a,2\n2026-01-01T00:00:00.5Z,b,3\n";
 
@@ -439,7 +511,7 @@ mod tests {
     #[test]
     fn records_come_by_stream_and_time_with_their_gaps() {
         let trace = read("x.csv", CSV.as_bytes(), "at", "device").expect("a trace");
-        assert_eq!((trace.records, trace.span_us), (3, 2_000_000));
+        assert_eq!((trace.records, trace.span_us()), (3, 2_000_000));
         let seen = shown(&trace);
         assert_eq!((seen[0].0.as_str(), &seen[0].1), ("a", &vec![0]));
         assert_eq!((seen[1].0.as_str(), &seen[1].1), ("b", &vec![500_000, 2_000_000]));
@@ -470,12 +542,57 @@ mod tests {
     }
 
     #[test]
+    fn types_are_those_of_all_rows_and_lines_of_json_go_as_they_are() {
+        let mut json = "{\"at\":1,\"device\":\"a\",\"n\":5}\n".repeat(20_000);
+        json += " {\"n\":18446744073709551615,\"device\":7, \"at\":2.5,\"new\":[]}\r\n\n{\"at\":3,\"device\":\"a\",\"n\":1.0e1}";
+        let trace = read("x.ndjson", format!("\u{feff}{json}").as_bytes(), "at", "device").expect("a trace");
+        let kinds: Vec<String> = trace
+            .schema
+            .fields()
+            .iter()
+            .map(|field| format!("{} {}", field.name(), field.data_type()))
+            .collect();
+        assert_eq!(kinds[..3], ["at Float64", "device Utf8", "n Float64"], "{kinds:?}");
+        let seen = shown(&trace);
+        assert_eq!((trace.records, seen[0].0.as_str(), seen[1].0.as_str()), (20_002, "7", "a"));
+        assert_eq!(seen[0].1, [1_500_000]);
+        assert_eq!(seen[0].2, "{\"n\":18446744073709551615,\"device\":7, \"at\":2.5,\"new\":[]}\n");
+        assert!(seen[1].2.ends_with("\n{\"at\":3,\"device\":\"a\",\"n\":1.0e1}\n"));
+        let mut csv = "at,device,n\n".to_owned() + &"2026-01-01T00:00:00Z,a,5\n".repeat(20_000);
+        csv += "2026-01-01T00:00:00.75Z,a,5.5\n";
+        let trace = read("x.csv", csv.as_bytes(), "at", "device").expect("a trace");
+        let seen = shown(&trace);
+        assert_eq!((trace.span_us(), seen[0].1.last()), (750_000, Some(&750_000)));
+        assert!(seen[0].2.trim_end().ends_with("5.5}") && seen[0].2.contains(".75"), "the last row");
+    }
+
+    #[test]
+    fn numbers_are_times_by_their_size_whole_or_not() {
+        for (one, other) in [
+            ("1767225600", "1767225602"),
+            ("1767225600.0", "1767225602.0"),
+            ("1767225600000", "1767225602000"),
+            ("1767225600000.0", "1767225602000.0"),
+            ("1767225600000000", "1767225602000000"),
+            ("1767225600000000000", "1767225602000000000"),
+        ] {
+            let text = format!("at,device\n{one},a\n{other},a\n");
+            let trace = read("x.csv", text.as_bytes(), "at", "device").expect("a trace");
+            assert_eq!(trace.span_us(), 2_000_000, "{one}");
+            assert_eq!(trace.first.to_string(), "row 1, 2026-01-01T00:00:00Z", "{one}");
+        }
+        let same = read("x.csv", b"at\n1767225600\n1767225602\n", "at", "at").expect("its own stream");
+        assert_eq!(same.streams.len(), 2);
+        read("x.ndjson", b"{\"at\":1e400,\"device\":1}\n", "at", "device").expect_err("no time");
+    }
+
+    #[test]
     fn no_value_becomes_null_unsaid() {
         let of = |name: &str, column: ArrayRef| {
             let at = Arc::new(arrow::array::Int64Array::from(vec![1; column.len()])) as ArrayRef;
             let device = Arc::new(StringArray::from(vec!["a"; column.len()])) as ArrayRef;
             let batch = RecordBatch::try_from_iter([("at", at), ("device", device), (name, column)]);
-            let trace = Trace::of(&batch.expect("a batch"), "at", "device").expect("a trace");
+            let trace = made(&batch.expect("a batch")).expect("a trace");
             let text = shown(&trace)[0].2.clone();
             (trace, text)
         };
@@ -514,8 +631,7 @@ mod tests {
             RecordBatch::try_from_iter([("at", at), ("device", device), ("b", bytes)]).expect("a batch")
         };
         for kind in [DataType::Binary, DataType::LargeBinary, DataType::BinaryView] {
-            let trace =
-                Trace::of(&columns(cast(&bytes, &kind).expect("cast")), "at", "device").expect("a trace");
+            let trace = made(&columns(cast(&bytes, &kind).expect("cast"))).expect("a trace");
             assert_eq!(trace.schema.field(2).data_type(), &DataType::Binary);
             assert!(
                 shown(&trace)[0].2.starts_with("{\"at\":1,\"device\":\"a\",\"b\":\"/wA=\"}\n"),
@@ -524,7 +640,7 @@ mod tests {
         }
         let field = Arc::new(Field::new("x", DataType::Binary, true));
         let within = Arc::new(arrow::array::StructArray::from(vec![(field, bytes)]));
-        let error = Trace::of(&columns(within), "at", "device").expect_err("within").to_string();
+        let error = made(&columns(within)).expect_err("within").to_string();
         assert!(error.contains("column b"), "{error}");
     }
 
@@ -533,7 +649,7 @@ mod tests {
         let json =
             "{\"at\":1767225602,\"device\":\"b\",\"n\":1}\n{\"at\":1767225600,\"device\":\"a\",\"n\":2}\n";
         let plain = read("x.ndjson", json.as_bytes(), "at", "device").expect("a trace");
-        assert_eq!(plain.span_us, 2_000_000, "an epoch in seconds");
+        assert_eq!(plain.span_us(), 2_000_000, "an epoch in seconds");
         let packed = zstd::encode_all(json.as_bytes(), 1).expect("packed");
         let packed = read("x.jsonl.zst", &packed, "at", "device").expect("a trace");
         assert_eq!(shown(&plain), shown(&packed));
