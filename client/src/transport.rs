@@ -124,7 +124,10 @@ impl FromStr for GatewayUrl {
         if authority.host().is_empty() || authority.as_str().contains('@') {
             return Err(invalid("expected host:port without a user"));
         }
-        let port = authority.port_u16().unwrap_or(PORT);
+        let port = match authority.as_str().strip_prefix(authority.host()) {
+            Some("") => PORT,
+            _ => authority.port_u16().ok_or_else(|| invalid("its port is none: expected 1 to 65535"))?,
+        };
         Ok(Self { scheme, authority: format!("{}:{port}", authority.host()) })
     }
 }
@@ -274,8 +277,17 @@ mod tests {
         ] {
             assert_eq!(url.parse::<GatewayUrl>().expect(url).to_string(), shown);
         }
-        for url in ["", "localhost:7070", "wss://a:1/x", "ftp://a:1", "ws://a:1/v1", "ws://u@a:1", "ws://:1"]
-        {
+        for url in [
+            "",
+            "localhost:7070",
+            "wss://a:1/x",
+            "ftp://a:1",
+            "ws://a:1/v1",
+            "ws://u@a:1",
+            "ws://:1",
+            "ws://a:99999",
+            "ws://[::1]:65536",
+        ] {
             let error = url.parse::<GatewayUrl>().expect_err(url).to_string();
             assert!(error.contains("invalid gateway URL"), "{error}");
         }

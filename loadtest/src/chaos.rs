@@ -179,7 +179,7 @@ pub async fn run(
         .map(|name| (name.clone(), (pool.table_dir(&name), pool.history_dir(&name))))
         .collect();
     say("all streams have ended: the pool drains");
-    pool.drain()?;
+    pool.drain().await?;
     say("the auditor reads");
     told.iter().for_each(|told| figures.add(told));
     let mut outcome =

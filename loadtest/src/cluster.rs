@@ -88,7 +88,10 @@ impl Process {
         };
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(open()?);
         ends_with_owner(&mut command);
-        let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+        let mut child = command.spawn().with_context(|| {
+            let program = Path::new(command.get_program());
+            format!("cannot start {name}: {}", program.display())
+        })?;
         let stdout = child.stdout.take().context("no standard output")?;
         let (line, mut copy) = (Arc::new(OnceLock::new()), open()?);
         let said = Arc::clone(&line);
@@ -181,6 +184,20 @@ impl Process {
     pub fn terminated(mut self) -> anyhow::Result<()> {
         let status = self.ends(DRAIN_TIMEOUT)?;
         ensure!(status.success(), "{} drained with {status}\n{}", self.name, self.log_tail());
+        Ok(())
+    }
+
+    /// The same, and others go on meanwhile.
+    ///
+    /// # Errors
+    /// As `terminated`.
+    pub async fn drained(mut self) -> anyhow::Result<()> {
+        let asked = Instant::now();
+        while !self.has_ended_well()? {
+            let late = asked.elapsed() > DRAIN_TIMEOUT;
+            ensure!(!late, "{} has not drained in {DRAIN_TIMEOUT:?}\n{}", self.name, self.log_tail());
+            tokio::time::sleep(POLL).await;
+        }
         Ok(())
     }
 

@@ -178,7 +178,7 @@ pub async fn run(
     let names: Vec<String> = (0..scenario.tables).map(table_name).collect();
     let dirs: Vec<_> = names.iter().map(|name| pool.table_dir(name)).collect();
     say("all streams have ended: the pool drains");
-    pool.drain()?;
+    pool.drain().await?;
     say("the auditor reads");
     let mut histories = vec![History::default(); scenario.tables];
     let mut waits: Vec<Vec<Wait>> = vec![Vec::new(); scenario.streams];

@@ -148,19 +148,36 @@ pub(crate) async fn run_loads(
         .collect();
     let names: Vec<String> = tables.keys().cloned().collect();
     let ran = Box::pin(send(options, scenario, (&mut site, tables), loads)).await;
+    let tails = site.log_tails();
+    let died = site.died()?;
+    died.iter().for_each(|(who, how)| (options.say)(&format!("{who} ended by itself ({how})")));
     // What went wrong comes last.
-    let (shared, happened, samples, before) = ran.inspect_err(|_| (options.say)(&site.log_tails()))?;
+    let (shared, happened, samples, before) = ran.inspect_err(|_| (options.say)(&tails))?;
+    let died = died.iter().map(|(who, how)| {
+        let seen = samples.iter().rev().find(|sample| sample.processes.contains_key(who));
+        let from_s = seen.map_or(0.0, |sample| sample.at_s);
+        let to_s = samples.iter().map(|sample| sample.at_s).find(|at| *at > from_s).unwrap_or(from_s);
+        report::Happened { from_s, to_s, name: format!("{who} ended by itself ({how})") }
+    });
+    let died: Vec<report::Happened> = died.collect();
     (options.say)(match site {
         Site::Existing(_) => "waits for the last commits, and asks for the tables' rows",
         Site::Pool(_) | Site::Up(_) => "ends the service, and counts rows",
     });
     let expected = before.values().sum::<u64>() + shared.recorder.counts().durable;
-    let mut rows = site.finish(options.dir, &names, expected).await?;
-    rows.iter_mut().for_each(|(table, rows)| *rows -= before.get(table).copied().unwrap_or(0).min(*rows));
-    let audit = options.audit.then(|| judge(options, &shared, &names)).transpose()?;
+    // What was measured is told also where nobody is left to count.
+    let counted = site.finish(options.dir, &names, expected).await;
+    let counted = counted
+        .inspect_err(|error| (options.say)(&format!("the tables' rows are not known: {error:#}")))
+        .ok();
+    let rows = counted.map(|mut rows| {
+        rows.iter_mut().for_each(|(table, rows)| *rows -= before.get(table).copied().unwrap_or(0).min(*rows));
+        rows
+    });
+    let audit = (options.audit && rows.is_some()).then(|| judge(options, &shared, &names)).transpose()?;
     let recorder = &shared.recorder;
     let is_backlog = shared.is_backlog;
-    Ok(Measured { scenario, recorder, is_backlog, happened, samples, tables: rows, audit }.run())
+    Ok(Measured { scenario, recorder, is_backlog, happened, samples, tables: rows, died, audit }.run())
 }
 
 type Sent = (Arc<Shared>, Vec<report::Happened>, Vec<sample::Sample>, BTreeMap<String, u64>);

@@ -56,7 +56,8 @@ enum Command {
     },
     /// Sends a file of records again, with the gaps and bursts that it had.
     Replay(rig::ReplayArgs),
-    /// Tells what two reports (`--json`) say of each other. Ends with status 1 where the second is shown to be worse.
+    /// Tells what two reports (`--json`) say of each other. Ends with status 1 where the second is shown to be worse in a figure
+    /// that has a limit, or in the rate of durable records or the p99 of acks or commits.
     Compare(rig::CompareArgs),
     /// Measures what this machine can do: what figures are read beside.
     Machine(rig::MachineArgs),

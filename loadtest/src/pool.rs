@@ -345,15 +345,20 @@ impl Pool {
     ///
     /// # Errors
     /// One of them does not end in time and with status 0.
-    pub fn drain(mut self) -> anyhow::Result<()> {
+    pub async fn drain(mut self) -> anyhow::Result<()> {
         for gateway in &mut self.gateways {
-            gateway.running.take().map_or(Ok(()), |(process, _)| process.terminate())?;
+            let Some((process, _)) = gateway.running.take() else { continue };
+            process.signal(libc::SIGTERM)?;
+            process.drained().await?;
         }
         // Together: the last pod that drains has nobody to hand its tables to, the others have.
         let pods = std::mem::take(&mut self.pods).into_values().filter_map(|pod| pod.process);
         let pods: Vec<Process> = pods.collect();
         pods.iter().try_for_each(|pod| pod.signal(libc::SIGTERM))?;
-        pods.into_iter().try_for_each(Process::terminated)
+        for pod in pods {
+            pod.drained().await?;
+        }
+        Ok(())
     }
 
     /// The faults of a member: those of all its lives.

@@ -3,6 +3,8 @@
 //! *Owns*: their flags, where reports go.
 //! *Does not own*: what they do (`sluice_loadtest::load`).
 
+use std::fmt;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,7 +12,6 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use sluice_loadtest::bench::default_dir;
 use sluice_loadtest::cluster::find_sluice;
-use sluice_loadtest::load::compare::Word;
 use sluice_loadtest::load::events::need_faults;
 use sluice_loadtest::load::replay::{Replay, Speed};
 use sluice_loadtest::load::report::Report;
@@ -18,6 +19,7 @@ use sluice_loadtest::load::scenario::{self, Scenario};
 use sluice_loadtest::load::site::Existing;
 use sluice_loadtest::load::{self, Options, compare, html, machine};
 use sluice_shared::lifecycle::Terminations;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Flags of what sends load.
 #[derive(Args)]
@@ -53,6 +55,20 @@ impl SendArgs {
     /// For what is said of one of several runs.
     fn nth(&self, number: u64) -> String {
         if self.runs == 1 { String::new() } else { format!(" {number} of {}", self.runs) }
+    }
+
+    /// Not only after all of it is seen that a report cannot be written.
+    fn check_reports(&self) -> anyhow::Result<()> {
+        for path in [&self.json, &self.html].into_iter().flatten() {
+            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let can_write = || {
+                ensure!(!path.is_dir(), "it is a directory");
+                tempfile::NamedTempFile::new_in(dir)?;
+                anyhow::Ok(())
+            };
+            can_write().with_context(|| format!("{}: the report could not be written", path.display()))?;
+        }
+        Ok(())
     }
 }
 
@@ -139,19 +155,20 @@ pub(crate) struct MachineArgs {
 /// What a shell makes of SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// SIGINT or SIGTERM ends a run by dropping it: its processes end, and its data goes.
+/// SIGINT, SIGTERM or SIGHUP ends a run by dropping it: its processes end, and its data goes.
 pub(crate) async fn or_interrupted(
     work: impl Future<Output = anyhow::Result<ExitCode>>,
 ) -> anyhow::Result<ExitCode> {
-    let mut terminations = Terminations::new()?;
+    let (mut terminations, mut hangups) = (Terminations::new()?, signal(SignalKind::hangup())?);
     tokio::select! {
         biased; // what is done is told
-        done = Box::pin(work) => done,
-        () = terminations.next() => {
-            eprintln!("interrupted: there is no report");
-            Ok(ExitCode::from(INTERRUPTED))
-        }
+        done = Box::pin(work) => return done,
+        () = terminations.next() => {}
+        _ = hangups.recv() => {}
     }
+    // Of a terminal that is gone nobody hears.
+    let _ = writeln!(std::io::stderr(), "interrupted: there is no report");
+    Ok(ExitCode::from(INTERRUPTED))
 }
 
 /// Runs a scenario.
@@ -171,7 +188,8 @@ pub(crate) async fn run(sluice: Option<PathBuf>, args: RunArgs) -> anyhow::Resul
         ensure!(seconds >= 1.0, "--seconds {seconds}: at least 1");
         changes.push(format!("{seconds} s"));
     }
-    let scenario = scenario.scaled(args.seconds, args.rate, args.streams);
+    args.send.check_reports()?;
+    let scenario = scenario.scaled(args.seconds, args.rate, args.streams)?;
     let mut report = Report::new(name.clone(), text, changes.join(", "), command());
     for number in 1..=args.send.runs {
         let place = Place::new(sluice.as_deref(), &args.send, number)?;
@@ -197,6 +215,7 @@ pub(crate) async fn replay(sluice: Option<PathBuf>, args: ReplayArgs) -> anyhow:
         pods: args.pods,
     };
     let name = replay.name();
+    args.send.check_reports()?;
     let mut report = Report::new(name.clone(), String::new(), String::new(), command());
     for number in 1..=args.send.runs {
         let place = Place::new(sluice.as_deref(), &args.send, number)?;
@@ -214,12 +233,11 @@ pub(crate) async fn replay(sluice: Option<PathBuf>, args: ReplayArgs) -> anyhow:
 /// Compares two reports.
 pub(crate) fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let comparison = compare::compare(&Report::read(&args.before)?, &Report::read(&args.after)?, args.force)?;
-    print!("{comparison}");
     if let Some(path) = &args.json {
         write(path, serde_json::to_string_pretty(&comparison)?)?;
     }
-    let is_worse = comparison.figures.iter().any(|figure| figure.word == Word::Worse);
-    Ok(if is_worse { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    show(&comparison)?;
+    Ok(if comparison.is_worse() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Measures the machine.
@@ -228,23 +246,24 @@ pub(crate) fn machine(args: MachineArgs) -> anyhow::Result<ExitCode> {
     std::fs::create_dir_all(&beside).with_context(|| beside.display().to_string())?;
     let dir = tempfile::tempdir_in(&beside)?;
     let limits = machine::measure(dir.path(), machine::LONG)?;
-    print!("{limits}");
     if let Some(path) = &args.json {
         write(path, serde_json::to_string_pretty(&limits)?)?;
     }
+    show(&limits)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Lists scenarios, or prints one.
 pub(crate) fn scenarios(name: Option<&str>) -> anyhow::Result<ExitCode> {
     if let Some(name) = name {
-        print!("{}", scenario::find(name)?.1);
+        show(&scenario::find(name)?.1)?;
         return Ok(ExitCode::SUCCESS);
     }
-    for (name, scenario) in scenario::built_in()? {
+    let line = |(name, scenario): (&str, Scenario)| {
         let needs = if need_faults(&scenario) { " (needs a build with fault points)" } else { "" };
-        println!("{name:<18} {:>4} s  {}{needs}", scenario.seconds, scenario.about);
-    }
+        format!("{name:<18} {:>4} s  {}{needs}\n", scenario.seconds, scenario.about)
+    };
+    show(&scenario::built_in()?.into_iter().map(line).collect::<String>())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -263,6 +282,11 @@ impl Place {
             None if args.gateway.is_empty() => find_sluice()?,
             None => PathBuf::new(),
         };
+        ensure!(
+            !args.gateway.is_empty() || sluice.is_file(),
+            "{}: there is no such program (--sluice)",
+            sluice.display()
+        );
         if let Some(dir) = &args.dir {
             let dir = dir.join(format!("run-{run}"));
             ensure!(
@@ -317,17 +341,25 @@ fn command() -> String {
 }
 
 fn tell(report: Report, args: &SendArgs) -> anyhow::Result<ExitCode> {
-    print!("{report}");
     if let Some(path) = &args.json {
         write(path, serde_json::to_string_pretty(&report)?)?;
     }
     if let Some(path) = &args.html {
         write(path, html::page(&report)?)?;
     }
+    show(&report)?;
     Ok(if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn write(path: &Path, text: String) -> anyhow::Result<()> {
-    path.parent().map_or(Ok(()), std::fs::create_dir_all).with_context(|| path.display().to_string())?;
     std::fs::write(path, text).with_context(|| path.display().to_string())
+}
+
+/// To the standard output. Whoever reads it need not read all.
+fn show(what: &dyn fmt::Display) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match write!(out, "{what}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("standard output"),
+        _ => Ok(()),
+    }
 }

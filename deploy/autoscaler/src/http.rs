@@ -103,8 +103,17 @@ impl Server {
         };
         let authority = rest.trim_end_matches('/');
         let parsed: http::uri::Authority = authority.parse().map_err(|_| wrong())?;
-        let port = parsed.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         let host = parsed.host();
+        let port = match authority.strip_prefix(host) {
+            Some("") => {
+                if is_tls {
+                    443
+                } else {
+                    80
+                }
+            }
+            _ => parsed.port_u16().ok_or_else(wrong)?,
+        };
         let tls = if is_tls {
             let provider = Arc::new(rustls::crypto::ring::default_provider());
             let config = ClientConfig::builder_with_provider(provider)

@@ -67,6 +67,8 @@ pub struct Compared {
     pub p: f64,
     /// What it comes to.
     pub word: Word,
+    /// Whether it is of those by which the second report is worse: the fewer they are, the rarer chance alone is a verdict.
+    pub decides: bool,
 }
 
 /// Both reports.
@@ -78,6 +80,16 @@ pub struct Comparison {
     pub differ: Vec<String>,
     /// Figures that both have.
     pub figures: Vec<Compared>,
+}
+
+/// Those that decide, beside figures that the scenario has limits for.
+const DECIDE: [&str; 3] = ["records durable", "ack p99", "committed p99"];
+
+impl Comparison {
+    /// Whether the second report is shown to be worse in what decides.
+    pub fn is_worse(&self) -> bool {
+        self.figures.iter().any(|figure| figure.decides && figure.word == Word::Worse)
+    }
 }
 
 /// Compares two reports of one scenario.
@@ -106,6 +118,8 @@ pub fn compare(before: &Report, after: &Report, force: bool) -> anyhow::Result<C
     differ.extend(other_work.clone());
     let runs = (before.runs.len(), after.runs.len());
     let names = before.runs.first().map(|run| run.figures.clone()).unwrap_or_default();
+    let limited: Vec<&str> =
+        before.runs.iter().flat_map(|run| &run.checks).map(|check| check.name.as_str()).collect();
     let values = |report: &Report, name: &str| -> Vec<f64> {
         report.runs.iter().filter_map(|run| run.figure(name)).collect()
     };
@@ -121,7 +135,9 @@ pub fn compare(before: &Report, after: &Report, force: bool) -> anyhow::Result<C
                 word => word,
             };
             let (name, unit) = (figure.name.clone(), figure.unit.clone());
-            Compared { name, unit, before: median(&old), after: median(&new), ratio, interval, p, word }
+            let decides = DECIDE.contains(&name.as_str()) || limited.contains(&name.as_str());
+            let (before, after) = (median(&old), median(&new));
+            Compared { name, unit, before, after, ratio, interval, p, word, decides }
         })
     });
     let figures = figures.collect();
@@ -260,14 +276,16 @@ fn choose(ranks: &[f64], count: usize, sum: f64, take: &mut impl FnMut(f64)) {
 impl Compared {
     fn word(&self) -> &'static str {
         let is_speed = matches!(self.unit.as_str(), "ms" | "/s" | "MB/s");
-        match (self.word, is_speed) {
-            (Word::Better, true) => "faster",
-            (Word::Worse, true) => "SLOWER",
-            (Word::Better, false) => "better",
-            (Word::Worse, false) => "WORSE",
-            (Word::Differs, _) => "differs",
-            (Word::NoDifferenceShown, _) => "no difference shown",
-            (Word::NothingCanBeSaid, _) => "nothing can be said",
+        match (self.word, is_speed, self.decides) {
+            (Word::Better, true, _) => "faster",
+            (Word::Worse, true, true) => "SLOWER",
+            (Word::Worse, true, false) => "slower",
+            (Word::Better, false, _) => "better",
+            (Word::Worse, false, true) => "WORSE",
+            (Word::Worse, false, false) => "worse",
+            (Word::Differs, ..) => "differs",
+            (Word::NoDifferenceShown, ..) => "no difference shown",
+            (Word::NothingCanBeSaid, ..) => "nothing can be said",
         }
     }
 }
@@ -392,7 +410,8 @@ mod tests {
         let (close, full) = (of(1_010.0, ""), of(2_000.0, FULL_RATE));
         assert_eq!((close.figures[0].word, close.differ.len()), (Word::Better, 1));
         assert_eq!(full.figures[0].word, Word::Better);
-        assert!(close.to_string().contains("faster"), "{close}");
+        assert!(close.to_string().contains("faster") && !close.is_worse(), "{close}");
+        assert!(of(990.0, "").is_worse() && of(990.0, "").to_string().contains("SLOWER"));
         let apart = of(2_000.0, "");
         assert_eq!(apart.figures[0].word, Word::Differs);
         assert!(apart.differ[1].contains("1,00") && apart.differ[1].contains("2,00"), "{apart}");

@@ -37,7 +37,7 @@ pub(crate) fn check(scenario: &Scenario, sluice: &Path, is_ours: bool) -> anyhow
         let is_to_producers = matches!(event.what, What::Reconnect | What::SlowAcks);
         ensure!(
             is_ours || is_to_producers,
-            "{} at {} s needs a pool that is started for it: leave --gateway out",
+            "{} at {:.1} s needs a pool that is started for it: leave --gateway out",
             event.what.word(),
             event.at
         );

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::machine::Limits as MachineLimits;
 use super::record::{Counts, Record, Recorder};
 use super::sample::Sample;
-use super::scenario::{Phase, Scenario};
+use super::scenario::{Load, Phase, Scenario};
 use crate::bench::median;
 
 /// Of the JSON.
@@ -194,8 +195,10 @@ pub(crate) struct Measured<'a> {
     pub(crate) is_backlog: bool,
     pub(crate) happened: Vec<Happened>,
     pub(crate) samples: Vec<Sample>,
-    /// Rows that came into the tables.
-    pub(crate) tables: BTreeMap<String, u64>,
+    /// Rows that came into the tables; None: they could not be counted.
+    pub(crate) tables: Option<BTreeMap<String, u64>>,
+    /// Processes that ended by themselves.
+    pub(crate) died: Vec<Happened>,
     /// What the auditor found, and whether it is good.
     pub(crate) audit: Option<(String, bool)>,
 }
@@ -272,8 +275,8 @@ struct InTime {
 }
 
 impl InTime {
-    fn of(record: &Record, slots: usize) -> Self {
-        record.slots.iter().take(slots).fold(Self::default(), |sum, slot| Self {
+    fn of(record: &Record, slots: Range<usize>) -> Self {
+        record.slots.iter().take(slots.end).skip(slots.start).fold(Self::default(), |sum, slot| Self {
             due: sum.due + slot.due,
             durable: sum.durable + slot.durable,
             durable_bytes: sum.durable_bytes + slot.durable_bytes,
@@ -291,13 +294,13 @@ impl InTime {
     }
 
     /// Within so many seconds each.
-    fn figures(self, within: &Within) -> Vec<Figure> {
+    fn figures(self, within: &Within, tells_commits: bool) -> Vec<Figure> {
         let mut figures = Vec::new();
         figures.extend(within.due.map(|s| figure("records due", self.due as f64 / s, "/s", Better::Neither)));
         let (durable, bytes) = (self.durable as f64, self.durable_bytes as f64 / 1e6);
         figures.push(figure("records durable", durable / within.durable, "/s", Better::Higher));
         figures.push(figure("payload durable", bytes / within.durable, "MB/s", Better::Higher));
-        if self.committed > 0 {
+        if tells_commits {
             let rate = self.committed as f64 / within.committed;
             figures.push(figure("records committed", rate, "/s", Better::Higher));
         }
@@ -324,13 +327,14 @@ impl Measured<'_> {
         let (mut loads, mut errors) = (Vec::new(), BTreeMap::new());
         for (number, load) in self.scenario.loads.iter().enumerate() {
             let record = self.recorder.load(number);
-            let own = InTime::of(&record, within.slots);
-            in_time = in_time.plus(own);
+            in_time = in_time.plus(InTime::of(&record, 0..within.slots));
+            let (slots, within) = self.within_of(load, &within);
+            let own = InTime::of(&record, slots);
             match &mut whole {
                 Some(whole) => whole.add(&record),
                 None => whole = Some(Whole::of(&record)),
             }
-            let mut figures = own.figures(&within);
+            let mut figures = own.figures(&within, load.tells_commits());
             figures.extend(Whole::of(&record).figures());
             figures.extend(counted(&record.counts));
             record.errors.iter().for_each(|(what, count)| *errors.entry(what.clone()).or_insert(0) += count);
@@ -340,7 +344,9 @@ impl Measured<'_> {
             loads.push(LoadFigures { name: load.name.clone(), figures, ack_p99_ms });
         }
         let counts = self.recorder.counts();
-        let mut figures = in_time.figures(&within);
+        // Of some alone it would look as if the others were late.
+        let all_tell = self.scenario.loads.iter().all(Load::tells_commits);
+        let mut figures = in_time.figures(&within, all_tell);
         figures.extend(whole.map(|whole| whole.figures()).unwrap_or_default());
         figures.extend(counted(&counts));
         figures.extend(self.arrived(&counts));
@@ -348,7 +354,9 @@ impl Measured<'_> {
         let checks = self.checks(&figures, &loads);
         let seconds = self.seconds();
         let mut happened: Vec<Happened> = self.scenario.phases.iter().map(Happened::of).collect();
+        errors.extend(self.died.iter().map(|died| (format!("{}, at {:.0} s", died.name, died.to_s), 1)));
         happened.extend(self.happened);
+        happened.extend(self.died);
         happened.sort_by(|a, b| a.from_s.total_cmp(&b.from_s));
         Run {
             seed: self.scenario.seed,
@@ -360,7 +368,7 @@ impl Measured<'_> {
             series: series(self.recorder),
             happened,
             samples: self.samples,
-            tables: self.tables,
+            tables: self.tables.unwrap_or_default(),
             errors: errors.into_iter().collect(),
             audit: self.audit.map(|(text, _)| text),
         }
@@ -387,9 +395,25 @@ impl Measured<'_> {
         Within { due: Some(seconds), durable: seconds, committed: seconds, slots }
     }
 
-    /// What the tables hold beside what was acked and sent.
+    /// The part of it in which this load was sent: by the entries of the series, and how long it is.
+    fn within_of(&self, load: &Load, all: &Within) -> (Range<usize>, Within) {
+        let until = load.until.unwrap_or(f64::INFINITY).min(self.scenario.seconds);
+        if self.is_backlog || (load.from == 0.0 && until == self.scenario.seconds) {
+            return (0..all.slots, Within { ..*all });
+        }
+        let slot_s = self.recorder.slot.as_secs_f64();
+        let slots = (load.from / slot_s).floor() as usize..(until / slot_s).ceil() as usize;
+        let seconds = until - load.from;
+        (
+            slots.clone(),
+            Within { due: Some(seconds), durable: seconds, committed: seconds, slots: slots.len() },
+        )
+    }
+
+    /// What the tables hold beside what was acked and sent, where that is known.
     fn arrived(&self, counts: &Counts) -> Vec<Figure> {
-        let rows: u64 = self.tables.values().sum();
+        let Some(tables) = &self.tables else { return Vec::new() };
+        let rows: u64 = tables.values().sum();
         let acked = counts.durable.saturating_sub(counts.rejected);
         let once = counts.sent.saturating_sub(counts.rejected);
         let lost = acked.saturating_sub(rows) as f64;
@@ -457,6 +481,7 @@ impl Measured<'_> {
         check("pods, max", limits.pods_min, true);
         check("connections lost", limits.reconnects, false);
         check("errors", limits.errors.or(Some(0.0)), false);
+        check("refused", limits.refused.or(Some(0.0)), false);
         check("not acked", limits.unacked.or(Some(0.0)), false);
         check("lost", limits.lost.or(Some(0.0)), false);
         check("doubled", limits.doubled.or(Some(0.0)), false);
@@ -473,6 +498,11 @@ impl Measured<'_> {
                 let name = format!("{}: {name}", load.name);
                 checks.extend(limit.map(|limit| Check { name, limit, at_least, figure }));
             }
+        }
+        if !self.died.is_empty() {
+            let (name, figure) =
+                ("processes that ended by themselves".to_owned(), Some(self.died.len() as f64));
+            checks.push(Check { name, limit: 0.0, at_least: false, figure });
         }
         if let Some((_, is_good)) = &self.audit {
             let figure = Some(if *is_good { 0.0 } else { 1.0 });

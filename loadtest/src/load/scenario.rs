@@ -35,6 +35,29 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("slow-store", include_str!("../../scenarios/slow-store.toml")),
 ];
 
+/// Of a run, and of whatever happens in it.
+const SECONDS_MAX: f64 = 86_400.0;
+const STREAMS_MAX: usize = 100_000;
+const FRAME_RECORDS_MAX: usize = 1_000_000;
+const PROCESSES_MAX: usize = 1_000;
+/// Records a second.
+const RATE_MAX: f64 = 1e9;
+/// Of a rate.
+const TIMES_MAX: f64 = 1e6;
+
+fn count(what: &str, value: usize, max: usize) -> anyhow::Result<()> {
+    ensure!((1..=max).contains(&value), "{what} = {value}: expected 1 to {max}");
+    Ok(())
+}
+
+fn moment(what: &str, seconds: f64) -> anyhow::Result<()> {
+    ensure!(
+        (0.0..=SECONDS_MAX).contains(&seconds),
+        "{what} = {seconds}: expected 0 to {SECONDS_MAX} seconds"
+    );
+    Ok(())
+}
+
 /// A scenario, as it is written.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -321,8 +344,10 @@ pub struct Limits {
     pub committed_p99_ms: Option<f64>,
     /// The most that a pod said of its oldest record that is not in the table.
     pub lag_ms: Option<f64>,
-    /// Refusals and failed openings: none unless given.
+    /// Openings that failed, and streams that ended by an error: none unless given.
     pub errors: Option<f64>,
+    /// Records that the service did not take: none unless given.
+    pub refused: Option<f64>,
     /// Records that were acked and are not in the table: none unless given.
     pub lost: Option<f64>,
     /// Records that are there twice: none unless given, beyond those whose connection was lost without a name.
@@ -414,8 +439,10 @@ impl Scenario {
     }
 
     /// The same with other times, rates and streams: `seconds` long, all moments in proportion.
-    #[must_use]
-    pub fn scaled(mut self, seconds: Option<f64>, rate: f64, streams: f64) -> Self {
+    ///
+    /// # Errors
+    /// It is more than can be sent.
+    pub fn scaled(mut self, seconds: Option<f64>, rate: f64, streams: f64) -> anyhow::Result<Self> {
         let time = seconds.map_or(1.0, |seconds| seconds / self.seconds);
         self.seconds *= time;
         for load in &mut self.loads {
@@ -437,7 +464,8 @@ impl Scenario {
             event.at *= time;
             event.lasts = event.lasts.map(|lasts| lasts * time);
         }
-        self
+        self.check()?;
+        Ok(self)
     }
 
     /// How this load changes over time.
@@ -452,12 +480,13 @@ impl Scenario {
 
     fn check(&self) -> anyhow::Result<()> {
         ensure!(
-            self.seconds > 0.0 && self.seconds <= 86_400.0,
-            "seconds = {}: expected up to a day",
+            (1.0..=SECONDS_MAX).contains(&self.seconds),
+            "seconds = {}: expected 1 to {SECONDS_MAX}, a day",
             self.seconds
         );
         ensure!(!self.loads.is_empty(), "no [[load]]: nothing would be sent");
-        ensure!(self.pool.pods > 0 && self.pool.gateways > 0, "[pool]: at least one pod and one gateway");
+        count("[pool]: pods", self.pool.pods, PROCESSES_MAX)?;
+        count("[pool]: gateways", self.pool.gateways, PROCESSES_MAX)?;
         if let Some(max) = self.pool.pods_max {
             ensure!(max >= self.pool.pods, "[pool]: pods_max = {max} is less than pods = {}", self.pool.pods);
             ensure!(self.pool.gateways == 1, "[pool]: a pool that scales itself has one gateway");
@@ -465,13 +494,19 @@ impl Scenario {
             ensure!(!has_quic, "[pool]: a pool that scales itself has no QUIC here");
         }
         for load in &self.loads {
-            load.check().with_context(|| format!("load {:?}", load.name))?;
+            load.check(self.seconds).with_context(|| format!("load {:?}", load.name))?;
             let same = self.loads.iter().filter(|other| other.name == load.name).count();
             ensure!(same == 1, "load {:?}: there are {same} of this name", load.name);
         }
         for (number, phase) in self.phases.iter().enumerate() {
             let place = || format!("phase {} (at = {})", number + 1, phase.at);
-            ensure!(phase.at >= 0.0 && phase.within >= 0.0 && phase.times >= 0.0, "{}: below 0", place());
+            let check = || {
+                moment("at", phase.at)?;
+                moment("within", phase.within)?;
+                ensure!((0.0..=TIMES_MAX).contains(&phase.times), "times: expected 0 to {TIMES_MAX}");
+                anyhow::Ok(())
+            };
+            check().with_context(place)?;
             self.check_load(phase.load.as_deref()).with_context(place)?;
         }
         for (number, event) in self.events.iter().enumerate() {
@@ -490,7 +525,10 @@ impl Scenario {
 
     fn check_event(&self, event: &Event) -> anyhow::Result<()> {
         let Event { what, pod, gateway, lasts, share, load, delay_ms, .. } = event;
-        ensure!(event.at >= 0.0, "at is below 0");
+        moment("at", event.at)?;
+        lasts.map_or(Ok(()), |lasts| moment("lasts", lasts))?;
+        count("count", event.count, PROCESSES_MAX)?;
+        gateway.map_or(Ok(()), |gateway| count("gateway", gateway, self.pool.gateways))?;
         ensure!(event.at <= self.seconds, "at is after the end (seconds = {})", self.seconds);
         self.check_load(load.as_deref())?;
         let is_to_member = matches!(what, What::Kill | What::Start | What::Stop);
@@ -511,15 +549,22 @@ impl Scenario {
 }
 
 impl Load {
-    fn check(&self) -> anyhow::Result<()> {
+    fn check(&self, seconds: f64) -> anyhow::Result<()> {
         let Self { streams, tables, frame_records, transport, encoding, .. } = self;
+        count("streams", *streams, STREAMS_MAX)?;
+        count("tables", *tables, STREAMS_MAX)?;
+        count("frame_records", *frame_records, FRAME_RECORDS_MAX)?;
+        count("streams_per_connection", self.streams_per_connection, STREAMS_MAX)?;
+        moment("from", self.from)?;
+        moment("within", self.within)?;
+        let until = self.until.unwrap_or(seconds).min(seconds);
         ensure!(
-            *streams > 0 && *tables > 0 && *frame_records > 0,
-            "streams, tables and frame_records: at least 1"
+            self.from + self.within < until,
+            "all its streams are to be open, from + within, before {until} s"
         );
         match (self.rate, self.rate_per_stream) {
             (Some(Rate::Records(rate)), None) | (None, Some(rate)) => {
-                ensure!(rate >= 0.0 && rate.is_finite(), "a rate of {rate}");
+                ensure!((0.0..=RATE_MAX).contains(&rate), "a rate of {rate}: expected 0 to {RATE_MAX}");
             }
             (Some(Rate::Full), None) => {}
             _ => bail!("expected either rate or rate_per_stream"),
@@ -539,8 +584,11 @@ impl Load {
         let is_named = matches!(transport, Transport::WebSocketFrames | Transport::Quic);
         ensure!(!self.named || is_named, "named: only over websocket and quic");
         ensure!(!self.wait_committed || *transport == Transport::Http, "wait_committed: only over http");
-        ensure!(self.until.is_none_or(|until| until > self.from), "until is not after from");
-        ensure!(self.stream_seconds.is_none_or(|lasts| lasts > 0.0), "stream_seconds: more than 0");
+        let lasts = self.stream_seconds.unwrap_or(1.0);
+        ensure!(
+            lasts > 0.0 && lasts <= SECONDS_MAX,
+            "stream_seconds: expected more than 0, up to {SECONDS_MAX}"
+        );
         Ok(())
     }
 
@@ -612,6 +660,33 @@ mod tests {
     }
 
     #[test]
+    fn no_number_is_beyond_what_can_be_sent() {
+        for (line, what) in [
+            ("from = -1", "from = -1"),
+            ("within = 1e300", "within"),
+            ("from = nan", "from = NaN"),
+            ("within = 10", "from + within"),
+            ("until = 0", "before 0 s"),
+            ("stream_seconds = inf", "stream_seconds"),
+            ("frame_records = 0", "frame_records = 0"),
+            ("streams = 1_000_000_000_000", "streams"),
+            ("[[event]]\nat = 1\ndo = \"stop\"\npod = \"pod-2\"\nlasts = 1e300", "lasts"),
+            ("[[event]]\nat = 1\ndo = \"kill\"\ngateway = 0", "gateway = 0: expected 1 to 1"),
+            ("[[event]]\nat = 1\ndo = \"add\"\ncount = 0", "count = 0"),
+            ("[[phase]]\nat = nan\ntimes = 1", "at = NaN"),
+            ("[[phase]]\nat = 1\ntimes = inf", "times"),
+        ] {
+            refused(&format!("{SMALL}{line}\n"), &[what]);
+        }
+        refused(&SMALL.replace("= 10\n", "= 0.5\n"), &["seconds = 0.5"]);
+        refused(&SMALL.replace("100", "inf"), &["a rate of inf"]);
+        let scenario = Scenario::parse("x", SMALL).expect("right");
+        let error = scenario.clone().scaled(Some(1e9), 1.0, 1.0).expect_err("a day at most").to_string();
+        assert!(error.contains("seconds"), "{error}");
+        scenario.scaled(None, 1e12, 1.0).expect_err("too many records");
+    }
+
+    #[test]
     fn the_readme_names_every_key() {
         let readme = include_str!("../../../README.md");
         let (_, section) = readme.split_once("## Load tests").expect("the section");
@@ -637,7 +712,8 @@ mod tests {
     fn a_scenario_is_scaled_as_a_whole() {
         let text =
             format!("{SMALL}from = 2\n[[phase]]\nat = 5\ntimes = 3\n[[event]]\nat = 8\ndo = \"reconnect\"\n");
-        let scenario = Scenario::parse("x", &text).expect("right").scaled(Some(2.0), 0.1, 3.0);
+        let scenario =
+            Scenario::parse("x", &text).expect("right").scaled(Some(2.0), 0.1, 3.0).expect("right");
         let load = &scenario.loads[0];
         assert_eq!(
             (scenario.seconds, load.from, load.streams, load.rate),

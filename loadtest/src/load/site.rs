@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use sluice_gateway::make_self_signed;
 
 use super::scenario::Scenario;
-use crate::cluster::Process;
 use crate::edges::Transport;
 use crate::pool::{Admin, Options, Pool};
 use crate::table::count_rows;
@@ -135,6 +135,27 @@ impl Site {
         }
     }
 
+    /// Processes of ours that have ended though nobody made them, and how. From then on they do not run.
+    pub(crate) fn died(&mut self) -> anyhow::Result<Vec<(String, ExitStatus)>> {
+        match self {
+            Self::Pool(pool) => {
+                let mut died = Vec::new();
+                for member in pool.members() {
+                    let Some(process) = pool.process(&member) else { continue };
+                    if let Some(status) = process.ended()? {
+                        pool.take(&member);
+                        died.push((member.to_string(), status));
+                    }
+                }
+                Ok(died)
+            }
+            Self::Up(up) => {
+                Ok(up.process.ended()?.map(|status| ("up".to_owned(), status)).into_iter().collect())
+            }
+            Self::Existing(_) => Ok(Vec::new()),
+        }
+    }
+
     /// Rows that tables have before.
     pub(crate) async fn rows_before(&self, tables: &[String]) -> anyhow::Result<BTreeMap<String, u64>> {
         match self {
@@ -172,12 +193,13 @@ impl Site {
                 for id in pool.running_pods() {
                     pool.until_seen(&id, "active").await?;
                 }
-                pool.drain()?;
+                pool.drain().await?;
                 tables.iter().map(|table| Ok((table.clone(), count_rows(&table_dir(dir, table))?))).collect()
             }
             Self::Up(up) => {
                 let Up { process, .. } = *up;
-                Process::terminate(process)?;
+                process.signal(libc::SIGTERM)?;
+                process.drained().await?;
                 tables.iter().map(|table| Ok((table.clone(), count_rows(&table_dir(dir, table))?))).collect()
             }
         }

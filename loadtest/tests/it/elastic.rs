@@ -55,5 +55,5 @@ async fn a_pod_that_is_to_wait_after_its_drain_ends_at_its_signal_alone() {
     pool.until_seen("pod-2", "drained").await.expect("it drains");
     let again = admin.post("/v1/pods/pod-2/drain").await.expect("it is there to be asked again");
     assert_eq!(again["phase"], "drained");
-    pool.drain().expect("all end with status 0");
+    pool.drain().await.expect("all end with status 0");
 }

@@ -34,7 +34,7 @@ fn small(name: &str, seconds: f64, rate: f64, streams: f64) -> Scenario {
     let is_time = |line: &&str| NO_TIMES.split(' ').any(|limit| line.starts_with(limit));
     let text: Vec<&str> = text.lines().filter(|line| !is_time(line)).collect();
     let scenario = Scenario::parse(&name, &text.join("\n")).expect("a scenario");
-    scenario.scaled(Some(seconds), rate, streams)
+    scenario.scaled(Some(seconds), rate, streams).expect("as long as it is small")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
