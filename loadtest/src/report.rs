@@ -47,9 +47,8 @@ const PARQUET_OF_AIMS: f64 = 222.0;
 
 /// Why an aim is missed, where that is known of every machine: by the beginning of the figure's name. Without one the bench
 /// fails.
-const REASONS: [(&str, &str); 6] = [
+const REASONS: [(&str, &str); 5] = [
     ("(a) CPU of gateway and pod", BESIDE_THE_BARE_SUM),
-    ("(q) records, to durable", SPREAD),
     ("10,000 streams: records", SOCKETS),
     ("10.0 tables: records, to durable", SMALL_FILES),
     ("100 tables: records", SMALL_FILES),
@@ -72,10 +71,6 @@ const SMALL_FILES: &str = "each table's flush is a file and a commit of its own,
      tables are encoded by all cores, where one table leaves a core to the log; of 1,000 tables, by profile, encoding takes 19 % \
      of both cores, Delta's commits 8 %, files that are created and flushed 7 % and tables' tasks 4 %, and all that each \
      record costs in lanes and on links costs two fifths more than with few tables, with pages, caches and threads cold";
-const SPREAD: &str = "by profile the producer takes 26 % of both cores, the gateway 34 % and the pod 38 %, half of that its \
-     threads that carry the link: a record of a stream that sends one at a time is a message of its own there; no function has \
-     more than 4 %";
-
 /// One line of the table.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figure {

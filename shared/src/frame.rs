@@ -18,6 +18,9 @@ use crate::ids::{StreamId, StreamName, TableName, TableVersion};
 pub const SUBPROTOCOL: &str = "sluice.v1";
 /// QUIC's name for the same frames (ALPN): each bidirectional stream carries one stream, see `prefixed`.
 pub const QUIC_ALPN: &[u8] = b"sluice/1";
+/// The largest datagram that is sent to a gateway over QUIC, and that it takes, where the way there carries it: loopback does,
+/// and jumbo frames. Ten of these are the most that one call sends, which is less than the 65,507 of UDP.
+pub const QUIC_DATAGRAM_BYTES_MAX: u16 = 6_000;
 /// Bytes before the payload of `records`: kind, first offset, count.
 pub const RECORDS_HEADER_BYTES: usize = 1 + 8 + 4;
 /// Largest payload of one frame unless configured otherwise, in bytes.

@@ -12,12 +12,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{
-    ClientConfig, ConnectionError, Endpoint, IdleTimeout, ReadError, RecvStream, SendStream, TransportConfig,
-    TransportErrorCode, VarInt, WriteError,
+    ClientConfig, ConnectionError, Endpoint, IdleTimeout, MtuDiscoveryConfig, ReadError, RecvStream,
+    SendStream, TransportConfig, TransportErrorCode, VarInt, WriteError,
 };
 use rustls::version::TLS13;
 use sluice_shared::error::{Error as GatewayError, ErrorKind, QUIC_OK};
-use sluice_shared::frame::{GatewayFrame, QUIC_ALPN};
+use sluice_shared::frame::{GatewayFrame, QUIC_ALPN, QUIC_DATAGRAM_BYTES_MAX};
 use sluice_shared::prefixed::{FrameReader, prefix};
 use tokio::time::Instant;
 
@@ -47,8 +47,11 @@ fn client_config(trust: &Trust) -> Result<ClientConfig, Error> {
     let tls = trust.tls(&[&TLS13], &[QUIC_ALPN])?;
     let crypto = QuicClientConfig::try_from(tls)
         .map_err(|error| GatewayError::internal(format!("TLS configuration: {error}")))?;
+    let mut discovery = MtuDiscoveryConfig::default();
+    discovery.upper_bound(QUIC_DATAGRAM_BYTES_MAX);
     let mut transport = TransportConfig::default();
     transport
+        .mtu_discovery_config(Some(discovery))
         .max_concurrent_bidi_streams(0_u32.into())
         .max_concurrent_uni_streams(0_u32.into())
         .datagram_receive_buffer_size(None)

@@ -21,7 +21,9 @@ use quinn::{
 };
 use rustls::version::TLS13;
 use sluice_shared::error::{Error, ErrorKind, QUIC_OK};
-use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, QUIC_ALPN, RECORDS_HEADER_BYTES};
+use sluice_shared::frame::{
+    Encoding, FinishWhen, GatewayFrame, QUIC_ALPN, QUIC_DATAGRAM_BYTES_MAX, RECORDS_HEADER_BYTES,
+};
 use sluice_shared::prefixed::{FrameReader, prefix};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep, timeout};
@@ -87,7 +89,13 @@ pub(crate) async fn start(
     let config = server_config(certificate)?;
     // Its own tasks end by themselves when the endpoint and the connections are dropped; they hold nothing of ours.
     let endpoint = socket
-        .and_then(|socket| Endpoint::new(EndpointConfig::default(), Some(config), socket, runtime))
+        .and_then(|socket| {
+            let mut endpoint = EndpointConfig::default();
+            endpoint
+                .max_udp_payload_size(QUIC_DATAGRAM_BYTES_MAX)
+                .expect("more than the least that QUIC asks for");
+            Endpoint::new(endpoint, Some(config), socket, runtime)
+        })
         .map_err(failed)?;
     let address = endpoint.local_addr().map_err(failed)?;
     app.scope.spawn("quic accept", accept(endpoint, Arc::clone(app)));
@@ -111,6 +119,8 @@ fn server_config(certificate: &Arc<Certificate>) -> Result<quinn::ServerConfig, 
 fn transport_config() -> quinn::TransportConfig {
     let mut config = quinn::TransportConfig::default();
     config
+        // Acks of streams are short: a packet for each, in turn, would be many packets.
+        .send_fairness(false)
         .max_concurrent_bidi_streams(STREAMS_PER_CONNECTION_MAX.into())
         .max_concurrent_uni_streams(0_u32.into())
         .datagram_receive_buffer_size(None)

@@ -7,7 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{
-    ClientConfig, Connection, ConnectionError, Endpoint, RecvStream, SendStream, TransportConfig, VarInt,
+    ClientConfig, Connection, ConnectionError, Endpoint, MtuDiscoveryConfig, RecvStream, SendStream,
+    TransportConfig, VarInt,
 };
 use rustls::RootCertStore;
 use rustls::crypto::ring;
@@ -16,7 +17,9 @@ use rustls::pki_types::pem::PemObject;
 use sluice_gateway::{Gateway, GatewayConfig, make_self_signed};
 use sluice_shared::config::ByteSize;
 use sluice_shared::error::{Error, ErrorKind};
-use sluice_shared::frame::{Ack, Finish, FinishWhen, GatewayFrame, ProducerFrame, QUIC_ALPN};
+use sluice_shared::frame::{
+    Ack, Finish, FinishWhen, GatewayFrame, ProducerFrame, QUIC_ALPN, QUIC_DATAGRAM_BYTES_MAX,
+};
 use sluice_shared::prefixed::{FrameReader, prefix};
 use tempfile::TempDir;
 
@@ -177,6 +180,25 @@ async fn records_are_acked_and_a_finish_ends_the_stream() {
     assert_eq!(stream.read().await, None);
     assert!(pod.see(|memory| memory.finishes[0].committed));
     assert_eq!(pod.see(|memory| memory.opens[0].table.clone()), "main.default.flights");
+}
+
+#[tokio::test]
+async fn datagrams_are_as_large_as_the_way_carries() {
+    let pod = FakePod::start("pod-1");
+    let quic = Quic::start(&[&pod]).await;
+    let (mut discovery, mut transport) = (MtuDiscoveryConfig::default(), TransportConfig::default());
+    discovery.upper_bound(u16::MAX);
+    transport.mtu_discovery_config(Some(discovery));
+    let connection = quic.connect_from(&quic.endpoint(transport)).await.expect("connects");
+    let mut stream = Stream::open(&connection).await;
+    let mut offset = 0;
+    // Probes go out with what is sent.
+    while connection.stats().path.current_mtu < QUIC_DATAGRAM_BYTES_MAX - 100 {
+        stream.records(offset, 1, "{\"n\":1}").await;
+        stream.until_durable(offset).await;
+        offset += 1;
+    }
+    assert!(connection.stats().path.current_mtu <= QUIC_DATAGRAM_BYTES_MAX);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 //! *Owns*: the two libraries' set-up, which is that of the gateway; the few words that a producer waits for.
 //! *Does not own*: the link to the pod (`bare`).
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,13 +12,14 @@ use anyhow::{bail, ensure};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{SinkExt, StreamExt};
 use quinn::crypto::rustls::QuicServerConfig;
-use quinn::{Endpoint, RecvStream, SendStream, ServerConfig, TransportConfig};
+use quinn::{Endpoint, EndpointConfig, RecvStream, SendStream, ServerConfig, TokioRuntime, TransportConfig};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::version::TLS13;
 use sluice_shared::frame::{
-    Ack, GatewayFrame, Opened, ProducerFrame, QUIC_ALPN, RECORDS_HEADER_BYTES, SUBPROTOCOL,
+    Ack, GatewayFrame, Opened, ProducerFrame, QUIC_ALPN, QUIC_DATAGRAM_BYTES_MAX, RECORDS_HEADER_BYTES,
+    SUBPROTOCOL,
 };
 use sluice_shared::ids::StreamId;
 use sluice_shared::prefixed::{PREFIX_BYTES, prefix};
@@ -124,7 +125,10 @@ impl Receiver for SocketReceiver {
 
 /// Receives over QUIC until it is killed.
 pub(super) async fn listen_quic(forward: Forward, cert: &Path, key: &Path) -> anyhow::Result<()> {
-    let endpoint = Endpoint::server(quic_config(cert, key)?, (Ipv4Addr::LOCALHOST, 0).into())?;
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let mut config = EndpointConfig::default();
+    config.max_udp_payload_size(QUIC_DATAGRAM_BYTES_MAX)?;
+    let endpoint = Endpoint::new(config, Some(quic_config(cert, key)?), socket, Arc::new(TokioRuntime))?;
     println!("listens on {}", endpoint.local_addr()?);
     while let Some(incoming) = endpoint.accept().await {
         let connection = forward.clone();

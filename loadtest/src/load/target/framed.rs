@@ -15,7 +15,9 @@ use bytes::Bytes;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use quinn::crypto::rustls::QuicClientConfig;
-use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream, TransportConfig};
+use quinn::{
+    ClientConfig, Connection, Endpoint, MtuDiscoveryConfig, RecvStream, SendStream, TransportConfig,
+};
 use rustls::RootCertStore;
 use rustls::crypto::ring;
 use rustls::pki_types::CertificateDer;
@@ -23,7 +25,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::version::TLS13;
 use serde::Deserialize;
 use sluice_shared::frame::{
-    Encoding, Finish, FinishWhen, GatewayFrame, Open, ProducerFrame, QUIC_ALPN, SUBPROTOCOL, UnknownFields,
+    Encoding, Finish, FinishWhen, GatewayFrame, Open, ProducerFrame, QUIC_ALPN, QUIC_DATAGRAM_BYTES_MAX,
+    SUBPROTOCOL, UnknownFields,
 };
 use sluice_shared::ids::TableName;
 use sluice_shared::prefixed::{FrameReader, prefix};
@@ -316,7 +319,10 @@ fn quic_config(certificate: &Path) -> anyhow::Result<ClientConfig> {
     let mut tls = tls.with_root_certificates(roots).with_no_client_auth();
     tls.alpn_protocols = vec![QUIC_ALPN.to_vec()];
     let mut transport = TransportConfig::default();
-    transport.send_window(SEND_WINDOW_BYTES);
+    let mut discovery = MtuDiscoveryConfig::default();
+    discovery.upper_bound(QUIC_DATAGRAM_BYTES_MAX);
+    // In turn, many small streams would fill many packets: as they are written, few.
+    transport.send_window(SEND_WINDOW_BYTES).mtu_discovery_config(Some(discovery)).send_fairness(false);
     let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?));
     config.transport_config(Arc::new(transport));
     Ok(config)
