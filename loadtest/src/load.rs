@@ -139,7 +139,7 @@ pub(crate) async fn run_loads(
 ) -> anyhow::Result<Run> {
     (options.say)("starts the service");
     let mut site = match options.existing.clone() {
-        Some(existing) => Site::Existing(existing),
+        Some(existing) => Site::existing(existing).await?,
         None => Site::start(&options.sluice, options.dir, scenario).await?,
     };
     let tables: BTreeMap<String, SchemaRef> = loads

@@ -147,12 +147,33 @@ impl Recorder {
         slot.late_us_max = slot.late_us_max.max(late);
     }
 
-    /// Records that were due, and could not be sent before it all ended.
-    pub(crate) fn unsent(&self, load: usize, due: Duration, rows: u64) {
+    /// A message that was due, and could not be sent before it all ended, at `at`: it was waited for so long at least.
+    pub(crate) fn unsent(
+        &self,
+        load: usize,
+        at: Duration,
+        (due, rows): (Duration, u64),
+        tells_commits: bool,
+    ) {
         let slot = self.slot_of(due);
         let mut record = self.load(load);
         record.counts.due += rows;
         record.slot(slot).due += rows;
+        record.never(slot, micros(at.saturating_sub(due)), tells_commits);
+    }
+
+    /// Messages that were sent, and were waited for in vain until `at`.
+    pub(crate) fn unacked(
+        &self,
+        load: usize,
+        at: Duration,
+        dues: impl Iterator<Item = Duration>,
+        tells_commits: bool,
+    ) {
+        let mut record = self.load(load);
+        for due in dues {
+            record.never(self.slot_of(due), micros(at.saturating_sub(due)), tells_commits);
+        }
     }
 
     /// Counts in one go whatever an answer covers.
@@ -234,6 +255,16 @@ pub(crate) struct Covered {
 }
 
 impl Record {
+    /// Of a message that was due in this slot neither ack nor commit has come for so long.
+    fn never(&mut self, due_slot: usize, waited_us: u64, tells_commits: bool) {
+        self.ack.saturating_record(waited_us);
+        self.slot(due_slot).ack.get_or_insert_with(part).saturating_record(waited_us);
+        if tells_commits {
+            self.committed.saturating_record(waited_us);
+            self.slot(due_slot).committed_after.get_or_insert_with(part).saturating_record(waited_us);
+        }
+    }
+
     fn slot(&mut self, at: usize) -> &mut Slot {
         if self.slots.len() <= at {
             self.slots.resize_with(at + 1, Slot::default);
@@ -301,6 +332,21 @@ mod tests {
         assert!((66_900_000..67_100_000).contains(&record.committed.value_at_quantile(0.5)));
         assert!(record.slots[2].committed_after.is_some() && record.slots[3].committed_after.is_some());
         assert_eq!(record.committed_at, 1_500 * MS);
+    }
+
+    #[test]
+    fn what_is_never_acked_took_as_long_as_was_waited() {
+        let recorder = Recorder::new(1, Duration::from_secs(10));
+        let covered = Covered { due: 500 * MS, rows: 10, bytes: 100, is_commit: false };
+        recorder.told(0, 501 * MS, std::iter::once(covered));
+        recorder.unacked(0, 70_000 * MS, std::iter::once(2_000 * MS), true);
+        recorder.unsent(0, 70_000 * MS, (3_000 * MS, 10), true);
+        recorder.unsent(0, 70_000 * MS, (4_000 * MS, 10), false);
+        let record = recorder.load(0);
+        assert_eq!((record.ack.len(), record.committed.len(), record.counts.due), (4, 2, 20));
+        assert!((65_900_000..66_100_000).contains(&record.ack.value_at_quantile(0.5)), "{:?}", record.ack);
+        let stalled = |slot: usize| record.slots[slot].ack.as_ref().map(|ack| ack.max() > 60_000_000);
+        assert_eq!([0, 2, 3, 4].map(stalled), [Some(false), Some(true), Some(true), Some(true)]);
     }
 
     #[test]

@@ -40,6 +40,7 @@ const SECONDS_MAX: f64 = 86_400.0;
 const STREAMS_MAX: usize = 100_000;
 const FRAME_RECORDS_MAX: usize = 1_000_000;
 const PROCESSES_MAX: usize = 1_000;
+const MESSAGE_BYTES_MAX: usize = 32 << 20;
 /// Records a second.
 const RATE_MAX: f64 = 1e9;
 /// Of a rate.
@@ -554,6 +555,11 @@ impl Load {
         count("streams", *streams, STREAMS_MAX)?;
         count("tables", *tables, STREAMS_MAX)?;
         count("frame_records", *frame_records, FRAME_RECORDS_MAX)?;
+        let bytes = frame_records.saturating_mul(self.shape.about_bytes());
+        ensure!(
+            bytes <= MESSAGE_BYTES_MAX,
+            "frame_records = {frame_records}: about {bytes} bytes a message, and at most {MESSAGE_BYTES_MAX} are sent here"
+        );
         count("streams_per_connection", self.streams_per_connection, STREAMS_MAX)?;
         moment("from", self.from)?;
         moment("within", self.within)?;

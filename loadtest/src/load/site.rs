@@ -68,6 +68,18 @@ impl Site {
         Self::try_start(sluice, dir, scenario).await
     }
 
+    /// One that is there already.
+    ///
+    /// # Errors
+    /// Its admin API does not answer.
+    pub(crate) async fn existing(existing: Existing) -> anyhow::Result<Self> {
+        if let Some(admin) = &existing.admin {
+            let asked = Admin::new(admin.clone()).pods().await;
+            asked.with_context(|| format!("--admin {admin}"))?;
+        }
+        Ok(Self::Existing(existing))
+    }
+
     async fn try_start(sluice: &Path, dir: &Path, scenario: &Scenario) -> anyhow::Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         let mut env: BTreeMap<String, String> =

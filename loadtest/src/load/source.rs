@@ -185,17 +185,16 @@ impl Source {
         }
     }
 
-    /// All that is left of what was due by a time: when, and how many records.
-    pub(crate) fn rest(&mut self, by: Duration) -> Vec<(Duration, u64)> {
-        let mut rest = Vec::new();
+    /// All that is left of what was due by a time, message by message: when, and how many records.
+    pub(crate) fn rest(&mut self, by: Duration, mut each: impl FnMut((Duration, u64))) {
         loop {
             let due = match (self.due(by), &*self) {
                 (Due::At(due), _) if due <= by => due,
-                // All of it was due, and it has an end.
-                (Due::Now, Self::Traced(_)) => by,
-                _ => return rest,
+                // All of it was due from the beginning, and it has an end.
+                (Due::Now, Self::Traced(_)) => Duration::ZERO,
+                _ => return,
             };
-            rest.push((due, u64::from(self.take(due).message.rows)));
+            each((due, u64::from(self.take(due).message.rows)));
         }
     }
 }
@@ -216,7 +215,8 @@ mod tests {
         let pace =
             Pace { messages_per_s: Some(100.0), spacing, curve: Arc::new(curve), from: 10.0, until: 30.0 };
         let mut source = Source::Made(Box::new(Made::new(load(), pace, seed)));
-        let rest = source.rest(Duration::from_secs(1000));
+        let mut rest = Vec::new();
+        source.rest(Duration::from_secs(1000), |one| rest.push(one));
         rest.into_iter().map(|(due, _)| due.as_secs_f64()).collect()
     }
 

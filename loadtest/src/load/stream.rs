@@ -198,7 +198,7 @@ impl<T: Target> StreamTask<T> {
         mut open: Option<Opened<T>>,
         random: &mut StdRng,
     ) {
-        let mut generation = 0;
+        let (mut generation, mut pause) = (0, RETRY_FIRST);
         life.ends_at = life.ends_at.map(|lasts| self.opens + lasts);
         loop {
             let mut connection = match open.take() {
@@ -208,6 +208,7 @@ impl<T: Target> StreamTask<T> {
                     None => break,
                 },
             };
+            let durable_before = life.flight().durable_next;
             match Box::pin(self.session(began, &mut connection, &life)).await {
                 Ok(Why::Over | Why::Late) => break,
                 Ok(Why::Rotate) => {
@@ -223,18 +224,21 @@ impl<T: Target> StreamTask<T> {
                 }
                 Err(error) => {
                     drop(connection);
+                    let has_moved = life.flight().durable_next > durable_before;
                     self.lost(&mut life, Some(error));
+                    // One that opens and comes to nothing is no better than one that does not open.
+                    if has_moved {
+                        pause = RETRY_FIRST;
+                    } else {
+                        sleep(pause.mul_f64(random.random_range(0.5..1.0))).await;
+                        pause = (pause * 2).min(RETRY_MAX);
+                    }
                 }
             }
         }
-        self.end(&life);
-        let rest = self.source.rest(began.elapsed());
-        rest.into_iter().for_each(|(due, rows)| self.shared.recorder.unsent(self.plan.number, due, rows));
-    }
-
-    /// What is left of a stream that is over.
-    fn end(&self, life: &Life) {
-        end(&self.shared, &self.plan, &self.table, life);
+        end(&self.shared, &self.plan, &self.table, &life);
+        let (at, recorder, plan) = (began.elapsed(), &self.shared.recorder, &self.plan);
+        self.source.rest(at, |unsent| recorder.unsent(plan.number, at, unsent, plan.tells_commits));
     }
 
     /// A connection is gone.
@@ -293,8 +297,9 @@ impl<T: Target> StreamTask<T> {
             until_committed: *tells_commits,
         };
         let opening = Box::pin(timeout(OPEN_TIMEOUT, self.target.open(&ask)));
-        let opened = opening.await.with_context(|| format!("opening: no answer in {OPEN_TIMEOUT:?}"))?;
-        let opened = opened.context("opening")?;
+        let opened =
+            opening.await.with_context(|| format!("opening at {address}: no answer in {OPEN_TIMEOUT:?}"))?;
+        let opened = opened.with_context(|| format!("opening at {address}"))?;
         let mut covered = Vec::new();
         let began = *self.shared.began.borrow();
         life.flight().opened(opened.next_offset, opened.room, &mut covered)?;
@@ -415,10 +420,13 @@ impl<T: Target> StreamTask<T> {
     }
 }
 
+/// What is left of a stream that is over.
 fn end(shared: &Shared, plan: &Plan, table: &str, life: &Life) {
     let mut flight = life.flight();
     let at = shared.began.borrow().map(|began| began.elapsed()).unwrap_or_default();
     shared.recorder.untold(plan.number, at, flight.uncommitted());
+    let dues = flight.undurable.iter().map(|one| one.due);
+    shared.recorder.unacked(plan.number, at, dues, plan.tells_commits);
     let notes = flight.notes.take();
     drop(flight);
     keep_notes(shared, table, notes, life.id.clone());
