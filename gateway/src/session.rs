@@ -10,12 +10,12 @@
 mod outbox;
 mod window;
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::FutureExt;
 use sluice_shared::error::Error;
 use sluice_shared::fault::{self, Point};
 use sluice_shared::frame::{Encoding, FinishWhen, GatewayFrame, Move, Opened, Rejected};
@@ -374,7 +374,9 @@ impl<'a, E: Edge> Session<'a, E> {
             if !self.is_reading() {
                 return;
             }
-            let Some(next) = self.edge.next(true).now_or_never() else { return };
+            // In its place: `now_or_never` would move it, once a record.
+            let next = pin!(self.edge.next(true)).poll(&mut Context::from_waker(Waker::noop()));
+            let Poll::Ready(next) = next else { return };
             self.take(next);
         }
     }

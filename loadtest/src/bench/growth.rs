@@ -56,8 +56,19 @@ pub struct Point {
 /// Time from sending a record to its commit, each record in a version of its own.
 #[derive(Debug, Clone, Serialize)]
 pub struct Versions {
-    /// The first version, and the time of so many commits from there on.
-    pub points: Vec<(u64, Quantiles)>,
+    /// By so many commits each.
+    pub points: Vec<Commits>,
+}
+
+/// Some commits in a row. The machine is faster now and slower then: so in turn with each goes one to a table without a history.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Commits {
+    /// The version of the first.
+    pub from: u64,
+    /// Of the table that has one version after the other.
+    pub old: Quantiles,
+    /// Of one that began with these commits.
+    pub young: Quantiles,
 }
 
 /// 1, 10, 100 … `most`.
@@ -132,24 +143,26 @@ pub(super) async fn versions(
 async fn commits(cluster: &Cluster, most: usize) -> anyhow::Result<Versions> {
     let client = Client::connect(cluster.url()).await?;
     let batch = Shape::ServiceEvent.batch(0, 1, &mut StdRng::seed_from_u64(SEED));
-    let mut stream = client.stream(TABLE).schema(batch.schema()).open().await?;
+    let mut old = client.stream(TABLE).schema(batch.schema()).open().await?;
     let mut points = Vec::new();
-    let mut times = Histogram::<u64>::new_with_bounds(1, Duration::from_secs(60).as_micros() as u64, 3)?;
-    let mut committed = 0;
-    while committed < most {
-        let began = Instant::now();
-        stream.send_batch(batch.clone()).await?;
-        stream.committed().await?;
-        times.saturating_record(began.elapsed().as_micros() as u64);
-        committed += 1;
-        if committed.is_multiple_of(COMMITS) {
-            points.push(((committed - COMMITS + 1) as u64, quantiles(&times)));
-            times.reset();
+    let times = Histogram::<u64>::new_with_bounds(1, Duration::from_secs(60).as_micros() as u64, 3)?;
+    for begin in (0..most).step_by(COMMITS) {
+        let mut young = client.stream(format!("{TABLE}_{begin}")).schema(batch.schema()).open().await?;
+        let (mut of_old, mut of_young) = (times.clone(), times.clone());
+        for _ in 0..COMMITS.min(most - begin) {
+            for (stream, times) in [(&mut old, &mut of_old), (&mut young, &mut of_young)] {
+                let began = Instant::now();
+                stream.send_batch(batch.clone()).await?;
+                stream.committed().await?;
+                times.saturating_record(began.elapsed().as_micros() as u64);
+            }
         }
+        young.finish().await?;
+        let (old, young) = (quantiles(&of_old), quantiles(&of_young));
+        points.push(Commits { from: begin as u64 + 1, old, young });
     }
-    let version =
-        stream.progress().committed().and_then(|last| last.version).context("nothing is committed")?;
+    let version = old.progress().committed().and_then(|last| last.version).context("nothing is committed")?;
     anyhow::ensure!(version >= most as u64, "{most} commits made {version} versions");
-    stream.finish().await?;
+    old.finish().await?;
     Ok(Versions { points })
 }
