@@ -172,25 +172,17 @@ impl Process {
     ///
     /// # Errors
     /// Another status, or none in time.
-    pub fn terminate(self) -> anyhow::Result<()> {
+    pub fn terminate(mut self) -> anyhow::Result<()> {
         self.signal(libc::SIGTERM)?;
-        self.terminated()
-    }
-
-    /// Waits for the end, with status 0, of a drain that it was asked for.
-    ///
-    /// # Errors
-    /// Another status, or none in time.
-    pub fn terminated(mut self) -> anyhow::Result<()> {
         let status = self.ends(DRAIN_TIMEOUT)?;
         ensure!(status.success(), "{} drained with {status}\n{}", self.name, self.log_tail());
         Ok(())
     }
 
-    /// The same, and others go on meanwhile.
+    /// Waits for the end, with status 0, of a drain that it was asked for. Others go on meanwhile.
     ///
     /// # Errors
-    /// As `terminated`.
+    /// Another status, or none in time.
     pub async fn drained(mut self) -> anyhow::Result<()> {
         let asked = Instant::now();
         while !self.has_ended_well()? {

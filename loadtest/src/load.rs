@@ -148,11 +148,11 @@ pub(crate) async fn run_loads(
         .collect();
     let names: Vec<String> = tables.keys().cloned().collect();
     let ran = Box::pin(send(options, scenario, (&mut site, tables), loads)).await;
-    let tails = site.log_tails();
+    let ran = ran.inspect_err(|_| (options.say)(&site.log_tails()));
     let died = site.died()?;
     died.iter().for_each(|(who, how)| (options.say)(&format!("{who} ended by itself ({how})")));
     // What went wrong comes last.
-    let (shared, happened, samples, before) = ran.inspect_err(|_| (options.say)(&tails))?;
+    let (shared, happened, samples, before) = ran?;
     let died = died.iter().map(|(who, how)| {
         let seen = samples.iter().rev().find(|sample| sample.processes.contains_key(who));
         let from_s = seen.map_or(0.0, |sample| sample.at_s);

@@ -37,8 +37,6 @@ const SEEN_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// A log's seal has no more (`pod/src/wal/object/form.rs`), a group has more.
 const SEAL_BYTES: u64 = 4096;
-/// A drain commits everything that was accepted.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a pool is to be.
 pub struct Options<'a> {
@@ -310,14 +308,7 @@ impl Pool {
     pub async fn drain_pod(&mut self, id: &str) -> anyhow::Result<()> {
         let (_, admin) = self.admins().next().context("no gateway runs")?;
         admin.post(&format!("/v1/pods/{id}/drain")).await?;
-        let mut process = self.take_pod(id)?;
-        let asked = Instant::now();
-        while !process.has_ended_well()? {
-            let late = asked.elapsed() > DRAIN_TIMEOUT;
-            ensure!(!late, "{id} has not drained in {DRAIN_TIMEOUT:?}\n{}", process.log_tail());
-            sleep(LOOK_INTERVAL).await;
-        }
-        Ok(())
+        self.take_pod(id)?.drained().await
     }
 
     /// `kill -9` of a gateway.

@@ -75,6 +75,7 @@ const SMALL_FILES: &str = "each table's flush is a file and a commit of its own,
      tables are encoded by all cores, where one table leaves a core to the log; of 1,000 tables, by profile, encoding takes 19 % \
      of both cores, Delta's commits 8 %, files that are created and flushed 7 % and tables' tasks 4 %, and all that each \
      record costs in lanes and on links costs two fifths more than with few tables, with pages, caches and threads cold";
+
 /// One line of the table.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figure {

@@ -185,11 +185,11 @@ pub(crate) async fn run(sluice: Option<PathBuf>, args: RunArgs) -> anyhow::Resul
         changes.extend((times != 1.0).then(|| format!("{times} × {what}")));
     }
     if let Some(seconds) = args.seconds {
-        ensure!(seconds >= 1.0, "--seconds {seconds}: at least 1");
         changes.push(format!("{seconds} s"));
     }
     args.send.check_reports()?;
-    let scenario = scenario.scaled(args.seconds, args.rate, args.streams)?;
+    let scenario = scenario.scaled(args.seconds, args.rate, args.streams);
+    let scenario = scenario.context("with --seconds, --rate and --streams as they are given")?;
     let mut report = Report::new(name.clone(), text, changes.join(", "), command());
     for number in 1..=args.send.runs {
         let place = Place::new(sluice.as_deref(), &args.send, number)?;

@@ -105,13 +105,8 @@ impl Server {
         let parsed: http::uri::Authority = authority.parse().map_err(|_| wrong())?;
         let host = parsed.host();
         let port = match authority.strip_prefix(host) {
-            Some("") => {
-                if is_tls {
-                    443
-                } else {
-                    80
-                }
-            }
+            Some("") if is_tls => 443,
+            Some("") => 80,
             _ => parsed.port_u16().ok_or_else(wrong)?,
         };
         let tls = if is_tls {

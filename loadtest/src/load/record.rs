@@ -186,18 +186,16 @@ impl Recorder {
                 record.committed_at = record.committed_at.max(at);
                 record.counts.committed += one.rows;
                 record.counts.committed_bytes += one.bytes;
-                record.committed.saturating_record(after);
                 record.slot(slot).committed += one.rows;
-                record.slot(due_slot).committed_after.get_or_insert_with(part).saturating_record(after);
+                record.committed_after(due_slot, after);
             } else {
                 record.durable_at = record.durable_at.max(at);
                 record.counts.durable += one.rows;
                 record.counts.durable_bytes += one.bytes;
-                record.ack.saturating_record(after);
                 let slot = record.slot(slot);
                 slot.durable += one.rows;
                 slot.durable_bytes += one.bytes;
-                record.slot(due_slot).ack.get_or_insert_with(part).saturating_record(after);
+                record.acked_after(due_slot, after);
             }
         }
     }
@@ -208,8 +206,7 @@ impl Recorder {
         for one in waited_for {
             let (waited, due_slot) = (micros(at.saturating_sub(one.due)), self.slot_of(one.due));
             record.counts.untold += one.rows;
-            record.committed.saturating_record(waited);
-            record.slot(due_slot).committed_after.get_or_insert_with(part).saturating_record(waited);
+            record.committed_after(due_slot, waited);
         }
     }
 
@@ -257,12 +254,20 @@ pub(crate) struct Covered {
 impl Record {
     /// Of a message that was due in this slot neither ack nor commit has come for so long.
     fn never(&mut self, due_slot: usize, waited_us: u64, tells_commits: bool) {
-        self.ack.saturating_record(waited_us);
-        self.slot(due_slot).ack.get_or_insert_with(part).saturating_record(waited_us);
+        self.acked_after(due_slot, waited_us);
         if tells_commits {
-            self.committed.saturating_record(waited_us);
-            self.slot(due_slot).committed_after.get_or_insert_with(part).saturating_record(waited_us);
+            self.committed_after(due_slot, waited_us);
         }
+    }
+
+    fn acked_after(&mut self, due_slot: usize, us: u64) {
+        self.ack.saturating_record(us);
+        self.slot(due_slot).ack.get_or_insert_with(part).saturating_record(us);
+    }
+
+    fn committed_after(&mut self, due_slot: usize, us: u64) {
+        self.committed.saturating_record(us);
+        self.slot(due_slot).committed_after.get_or_insert_with(part).saturating_record(us);
     }
 
     fn slot(&mut self, at: usize) -> &mut Slot {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use sluice_shared::ids::{StreamName, TableName};
 
 use super::report::Run;
-use super::scenario::Scenario;
+use super::scenario::{SECONDS_MAX, Scenario};
 use super::source::{Source, Traced};
 use super::trace::{Trace, TracedStream};
 use super::{Options, Sending, Stream, run_loads};
@@ -102,7 +102,7 @@ impl Replay {
             Speed::Max => TAIL_S,
         };
         ensure!(
-            seconds <= 86_400.0,
+            seconds <= SECONDS_MAX,
             "at this speed it would take {:.0} hours: its first record is {}, its last one {}; raise --speed, or mend \
              times that are wrong",
             seconds / 3600.0,

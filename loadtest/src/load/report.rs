@@ -275,7 +275,7 @@ struct InTime {
 }
 
 impl InTime {
-    fn of(record: &Record, slots: Range<usize>) -> Self {
+    fn of(record: &Record, slots: &Range<usize>) -> Self {
         record.slots.iter().take(slots.end).skip(slots.start).fold(Self::default(), |sum, slot| Self {
             due: sum.due + slot.due,
             durable: sum.durable + slot.durable,
@@ -309,13 +309,14 @@ impl InTime {
 }
 
 /// The times, in seconds, by which rates are.
+#[derive(Clone)]
 struct Within {
     /// None: all was due at once.
     due: Option<f64>,
     durable: f64,
     committed: f64,
-    /// Whole entries of the series.
-    slots: usize,
+    /// Entries of the series.
+    slots: Range<usize>,
 }
 
 impl Measured<'_> {
@@ -327,14 +328,13 @@ impl Measured<'_> {
         let (mut loads, mut errors) = (Vec::new(), BTreeMap::new());
         for (number, load) in self.scenario.loads.iter().enumerate() {
             let record = self.recorder.load(number);
-            in_time = in_time.plus(InTime::of(&record, 0..within.slots));
-            let (slots, within) = self.within_of(load, &within);
-            let own = InTime::of(&record, slots);
+            in_time = in_time.plus(InTime::of(&record, &within.slots));
             match &mut whole {
                 Some(whole) => whole.add(&record),
                 None => whole = Some(Whole::of(&record)),
             }
-            let mut figures = own.figures(&within, load.tells_commits());
+            let within = self.within_of(load, &within);
+            let mut figures = InTime::of(&record, &within.slots).figures(&within, load.tells_commits());
             figures.extend(Whole::of(&record).figures());
             figures.extend(counted(&record.counts));
             record.errors.iter().for_each(|(what, count)| *errors.entry(what.clone()).or_insert(0) += count);
@@ -387,27 +387,24 @@ impl Measured<'_> {
                 all.max().unwrap_or_default().as_secs_f64().max(f64::EPSILON)
             };
             let (durable, committed) = (last(|record| record.durable_at), last(|record| record.committed_at));
-            return Within { due: None, durable, committed, slots: usize::MAX };
+            return Within { due: None, durable, committed, slots: 0..usize::MAX };
         }
         let slot_s = self.recorder.slot.as_secs_f64();
         let slots = ((self.scenario.seconds / slot_s).floor() as usize).max(1);
         let seconds = slots as f64 * slot_s;
-        Within { due: Some(seconds), durable: seconds, committed: seconds, slots }
+        Within { due: Some(seconds), durable: seconds, committed: seconds, slots: 0..slots }
     }
 
     /// The part of it in which this load was sent: by the entries of the series, and how long it is.
-    fn within_of(&self, load: &Load, all: &Within) -> (Range<usize>, Within) {
+    fn within_of(&self, load: &Load, all: &Within) -> Within {
         let until = load.until.unwrap_or(f64::INFINITY).min(self.scenario.seconds);
         if self.is_backlog || (load.from == 0.0 && until == self.scenario.seconds) {
-            return (0..all.slots, Within { ..*all });
+            return all.clone();
         }
         let slot_s = self.recorder.slot.as_secs_f64();
         let slots = (load.from / slot_s).floor() as usize..(until / slot_s).ceil() as usize;
         let seconds = until - load.from;
-        (
-            slots.clone(),
-            Within { due: Some(seconds), durable: seconds, committed: seconds, slots: slots.len() },
-        )
+        Within { due: Some(seconds), durable: seconds, committed: seconds, slots }
     }
 
     /// What the tables hold beside what was acked and sent, where that is known.

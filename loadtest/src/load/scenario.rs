@@ -36,7 +36,7 @@ const BUILT_IN: &[(&str, &str)] = &[
 ];
 
 /// Of a run, and of whatever happens in it.
-const SECONDS_MAX: f64 = 86_400.0;
+pub(crate) const SECONDS_MAX: f64 = 86_400.0;
 const STREAMS_MAX: usize = 100_000;
 const FRAME_RECORDS_MAX: usize = 1_000_000;
 const PROCESSES_MAX: usize = 1_000;

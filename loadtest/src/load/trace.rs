@@ -202,7 +202,9 @@ fn notes(batch: &RecordBatch, left_out: &[String]) -> Vec<String> {
 fn json(batch: &RecordBatch) -> anyhow::Result<Bytes> {
     let mut text = Vec::with_capacity(batch.get_array_memory_size());
     // Left out in a map, an entry without a value would be none.
-    let with_nulls = batch.columns().iter().any(|column| has_maps(column.data_type()));
+    let schema = batch.schema();
+    let with_nulls =
+        schema.flattened_fields().iter().any(|field| matches!(field.data_type(), DataType::Map(..)));
     let mut writer =
         WriterBuilder::new().with_explicit_nulls(with_nulls).build::<_, LineDelimited>(&mut text);
     writer.write(&with_base64(batch)?)?;
@@ -337,7 +339,7 @@ fn plain(batch: &RecordBatch) -> anyhow::Result<RecordBatch> {
     for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
         let kind = kind(field.data_type(), column);
         ensure!(
-            !has_binary_within(&kind),
+            !has_binary_within(field),
             "column {}: binary values within others are not replayed",
             field.name()
         );
@@ -348,17 +350,6 @@ fn plain(batch: &RecordBatch) -> anyhow::Result<RecordBatch> {
         fields.push(Field::new(field.name(), kind, true));
     }
     Ok(RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)?)
-}
-
-fn has_maps(kind: &DataType) -> bool {
-    match kind {
-        DataType::Map(..) => true,
-        DataType::Struct(fields) => fields.iter().any(|field| has_maps(field.data_type())),
-        DataType::List(field) | DataType::LargeList(field) | DataType::FixedSizeList(field, _) => {
-            has_maps(field.data_type())
-        }
-        _ => false,
-    }
 }
 
 /// How many floating-point numbers are none, at any depth.
@@ -376,22 +367,13 @@ fn not_finite(column: &ArrayRef) -> usize {
     }
 }
 
-fn has_binary_within(kind: &DataType) -> bool {
-    let is_or_has = |field: &Field| {
-        let kind = field.data_type();
-        matches!(
-            kind,
-            DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_)
-        ) || has_binary_within(kind)
-    };
-    match kind {
-        DataType::Struct(fields) => fields.iter().any(|field| is_or_has(field)),
-        DataType::List(field) | DataType::LargeList(field) | DataType::FixedSizeList(field, _) => {
-            is_or_has(field)
-        }
-        DataType::Map(field, _) => is_or_has(field),
-        _ => false,
-    }
+/// Beneath the column itself.
+fn has_binary_within(column: &Field) -> bool {
+    let schema = Schema::new(vec![column.clone()]);
+    schema.flattened_fields().iter().skip(1).any(|field| {
+        use DataType::{Binary, BinaryView, FixedSizeBinary, LargeBinary};
+        matches!(field.data_type(), Binary | LargeBinary | BinaryView | FixedSizeBinary(_))
+    })
 }
 
 /// The same rows with binary values as JSON has them here: in base64.
